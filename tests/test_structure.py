@@ -67,7 +67,7 @@ def test_no_package_is_too_large_to_find_ones_way_in() -> None:
         "cli": 9000,
         "domain": 6500,
         "text": 8000,
-        "models": 5700,
+        "models": 5900,
     }  # folders for each larger verb, and for each larger subject
     assert {name: size.lines for name, size in sizes.items() if size.lines > most.get(name, 5500)} == {}, "lines"
     widest = {"cli": 38, "domain": 38, "api.core": 38}  # a module for each verb, each decision, each step

@@ -23,12 +23,9 @@ def generate(target: Path) -> list[Path]:
 
     includes = resources.files("grpc_tools") / "_proto"
     protos = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
-    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi")]
     if protoc.main(["protoc", f"-I{SOURCES}", f"-I{includes}", *outputs, *protos]) != 0:
         raise SystemExit("protoc failed")
-    for path in target.rglob("*_pb2_grpc.py"):
-        if "Stub(object)" not in path.read_text():
-            path.unlink()  # a proto without a service
     return sorted((target / "exo_mesh" / "wire" / "proto").glob("*_pb2*"))
 
 

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from exo_mesh.base.tasks import Bound
 from exo_mesh.domain.agreement import RangeReport, Report, TensorShape
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Spans, common, merged
 from exo_mesh.engine.contract import ModelSurvey
-from exo_mesh.errors import FetchError, InputError, MeshError, OpenMeshError, TransportError, error_from_code
+from exo_mesh.errors import InputError, MeshError, TransportError, error_from_code
 from exo_mesh.mesh.membership.calling import Calls
 from exo_mesh.mesh.membership.peers import MAX_PEERS
 from exo_mesh.models.card_json import card_from_json, card_to_json, survey_from_json, survey_to_json
-from exo_mesh.models.fetcher.wire import FILES_ONLY
 from exo_mesh.models.local_files import Holding, Layers, Wants
+from exo_mesh.models.self_tested import SelfTested
 from exo_mesh.models.text_sending import text_files
 from exo_mesh.weights.fetched import FetchedFile
 from exo_mesh.wire.call_access import ANYBODY, owner
 from exo_mesh.wire.channel_options import MAX_MESSAGE_BYTES
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.peer_call import CALL_S, Answer, AnyAnswer, PeerCall, PeerStream, StreamAnswer, answer
+from exo_mesh.wire.peer_call import CALL_S, PeerCall, PeerStream
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
-
-if TYPE_CHECKING:  # they make these calls
-    from exo_mesh.models.parts import ModelParts
-    from exo_mesh.models.selftests import SelfTested
 
 SURVEY_S = 120.0
 """Deadline for a node that first has to import an engine's library and trace a model to find its legal cuts."""
@@ -44,9 +38,6 @@ INTRODUCE_S = 120.0
 
 TEXT_FILES_S = 60.0
 """Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
-
-MAX_ASKED = 32
-"""Most lookups and starts of downloads that peers may run on this node at once; each may take minutes."""
 
 MAX_SPANS = 1024
 """Most spans of one file. A stage of 80 layers has about this many; the fetch plan cuts the file at each of them."""
@@ -113,30 +104,20 @@ DELETE_CARD = PeerCall(
 )
 
 
-def answers(parts: ModelParts, own_name: str, *, obeys_peers: bool) -> list[AnyAnswer]:
-    """This node's answers to these calls. obeys_peers: see FetchesForPeers."""
-    fetches = FetchesForPeers(parts, own_name, obeys_peers=obeys_peers)
-    return [
-        answer(DESCRIBE_MODEL, partial(_describe_model, parts)),
-        answer(SELF_TEST, partial(_self_test, parts)),
-        StreamAnswer(READ_TEXT_FILES, partial(_read_text_files, parts)),
-        Answer(INTRODUCE, fetches.introduce),
-        answer(DESCRIBE_FILES, partial(_describe_files, parts)),
-        Answer(PULL, fetches.pull),
-        answer(DROP_MODEL, partial(_drop_model, parts)),
-        answer(DELETE_CARD, partial(_delete_card, parts)),
-    ]
-
-
-async def _describe_model(parts: ModelParts, request: pb.DescribeModelRequest) -> pb.DescribeModelReply:
-    """With an engine, the reply also has what that engine says about the model."""
+async def answer_describe_model(
+    file_card: Callable[[str], ModelCard],
+    survey_here: Callable[[ModelCard, str], Awaitable[ModelSurvey]],
+    request: pb.DescribeModelRequest,
+) -> pb.DescribeModelReply:
+    """With an engine, the reply also has what that engine says about the model. file_card: see Catalogue. survey_here:
+    see Surveys."""
     try:
-        card = await asyncio.to_thread(parts.catalogue.file_card, request.model)
+        card = await asyncio.to_thread(file_card, request.model)
     except MeshError as exc:
         return pb.DescribeModelReply(found=False, error_code=exc.code, error_message=str(exc))
     if not request.engine:
         return pb.DescribeModelReply(found=True, card_json=card_to_json(card))
-    survey = await parts.surveys.here(card, request.engine)
+    survey = await survey_here(card, request.engine)
     cut = replace(card, legal_cuts=survey.legal_cuts)  # for peers of older versions
     return pb.DescribeModelReply(found=True, card_json=card_to_json(cut), survey_json=survey_to_json(survey))
 
@@ -161,13 +142,12 @@ async def survey_model(calls: Calls, peer_id: str, card: ModelCard, engine: str)
     return survey_from_json(reply.survey_json, card.num_layers)
 
 
-async def _self_test(parts: ModelParts, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+async def answer_self_test(
+    run: Callable[[str, str, str, Sequence[tuple[int, int]]], Awaitable[SelfTested]], request: pb.SelfTestRequest
+) -> pb.SelfTestReply:
+    """run: see SelfTests."""
     ranges = [(item.start, item.stop) for item in request.ranges]
-    found = await parts.self_tests.run(request.model, request.model_digest, request.engine, ranges)
-    return self_test_to_proto(found)
-
-
-def self_test_to_proto(found: SelfTested) -> pb.SelfTestReply:
+    found = await run(request.model, request.model_digest, request.engine, ranges)
     results = [
         pb.RangeResult(
             range=pb.LayerRange(start=result.range[0], stop=result.range[1]),
@@ -212,8 +192,11 @@ def _shape(spec: plan_pb2.TensorSpec) -> TensorShape:
     return spec.name, tuple(spec.item_shape)
 
 
-async def _read_text_files(parts: ModelParts, request: pb.ReadTextFilesRequest) -> AsyncGenerator[pb.TextFile, None]:
-    model_dir = await asyncio.to_thread(parts.catalogue.local_dir, request.model)
+async def answer_read_text_files(
+    local_dir: Callable[[str], Path], request: pb.ReadTextFilesRequest
+) -> AsyncGenerator[pb.TextFile, None]:
+    """local_dir: see Catalogue."""
+    model_dir = await asyncio.to_thread(local_dir, request.model)
     files = text_files(model_dir, images=request.takes_image_files, later=request.takes_later_text_files)
     async with aclosing(files):
         async for name, chunk in files:
@@ -228,64 +211,12 @@ async def read_text_files(calls: Calls, peer_id: str, model: str) -> AsyncGenera
             yield item.name, item.chunk
 
 
-class FetchesForPeers:
-    """Fetches what a peer wants this node to have. What this node wants itself, without a caller, is not limited.
-
-    obeys_peers: this node also uses the hub when a peer asks. In an open mesh a stranger could fill its disk.
-    """
-
-    def __init__(self, parts: ModelParts, own_name: str, *, obeys_peers: bool) -> None:
-        self._downloads = parts.downloads
-        self._shelf = parts.shelf
-        self._own_name = own_name
-        self._obeys_peers = obeys_peers
-        self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
-
-    async def introduce(self, request: pb.IntroduceRequest, caller: str) -> pb.IntroduceReply:
-        if not caller:
-            await self._introduce(request)
-            return pb.IntroduceReply()
-        with self._asked.taken():
-            if request.repo:
-                self._require_hub(request.repo.removesuffix(f":{FILES_ONLY}"))
-            await _with_remedy(self._introduce(request))
-        return pb.IntroduceReply()
-
-    async def _introduce(self, request: pb.IntroduceRequest) -> None:
-        if not request.repo:
-            await self._downloads.introduce(request.model, request.model_digest)
-            return
-        code = self._shelf.allows_code(request.model)
-        await self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
-
-    def _require_hub(self, repo: str) -> None:
-        """Raises OpenMeshError in a mesh where peers have no right to make this node use the hub."""
-        if not self._obeys_peers:
-            raise OpenMeshError(
-                f"this mesh is open, so {self._own_name} downloads {repo} from the hub for no peer; "
-                f"type `exo-mesh pull {repo}` on that machine, or start its node with --open-admin"
-            )
-
-    async def pull(self, request: pb.PullRequest, caller: str) -> pb.PullReply:
-        wants, hub_user = wants_from_proto(request.wants), request.hub_user
-        if not caller:
-            await self._downloads.pull(request.model, request.model_digest, wants, hub_user=hub_user)
-            return pb.PullReply()
-        with self._asked.taken():
-            await _with_remedy(
-                self._downloads.pull(
-                    request.model, request.model_digest, wants, from_hub=self._obeys_peers, hub_user=hub_user
-                )
-            )
-        return pb.PullReply()
-
-
-async def _with_remedy(work: Awaitable[None]) -> None:
-    """Awaits the work; puts the remedy of a FetchError into its text, because only the text reaches a peer."""
-    try:
-        await work
-    except FetchError as exc:
-        raise FetchError(exc.full) from exc
+async def answer_introduce(
+    introduce_here: Callable[[str, str, str, str, bool], Awaitable[None]], request: pb.IntroduceRequest, caller: str
+) -> pb.IntroduceReply:
+    """introduce_here: see FetchesForPeers."""
+    await introduce_here(request.model, request.model_digest, request.repo, request.revision, not caller)
+    return pb.IntroduceReply()
 
 
 async def introduce(
@@ -297,20 +228,27 @@ async def introduce(
     await calls.call(peer_id, INTRODUCE, request)
 
 
+async def answer_pull(
+    pull_here: Callable[[str, str, Wants, str, bool], Awaitable[None]], request: pb.PullRequest, caller: str
+) -> pb.PullReply:
+    """pull_here: see FetchesForPeers."""
+    wants = wants_from_proto(request.wants)
+    await pull_here(request.model, request.model_digest, wants, request.hub_user, not caller)
+    return pb.PullReply()
+
+
 async def pull(calls: Calls, peer_id: str, model: str, digest: str, wants: Wants, hub_user: str = "") -> None:
     """Let a node start to fetch its part of `wants`. hub_user: see FetchNeed."""
     request = pb.PullRequest(model=model, model_digest=digest, wants=wants_to_proto(wants), hub_user=hub_user)
     await calls.call(peer_id, PULL, request)
 
 
-async def _drop_model(parts: ModelParts, request: pb.DropModelRequest) -> pb.DropModelReply:
-    downloads = parts.downloads
-    if request.files and not request.staged:
-        freed = await downloads.delete(request.model)
-        return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
-    staged = request.staged
-    work = downloads.room.sweep(keeps_recent=False) if staged else downloads.cancel(request.model)
-    return pb.DropModelReply(found=bool(await work))
+async def answer_drop_model(
+    drop: Callable[[str, bool, bool], Awaitable[int | None]], request: pb.DropModelRequest
+) -> pb.DropModelReply:
+    """drop: see Downloads."""
+    freed = await drop(request.model, request.files, request.staged)
+    return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
 
 
 async def drop_model(calls: Calls, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
@@ -320,8 +258,11 @@ async def drop_model(calls: Calls, peer_id: str, model: str, *, files: bool, sta
     return reply.freed_bytes if reply.found else None
 
 
-async def _delete_card(parts: ModelParts, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
-    return pb.DeleteCardReply(found=await parts.shelf.delete_own(request.model))
+async def answer_delete_card(
+    delete_own: Callable[[str], Awaitable[bool]], request: pb.DeleteCardRequest
+) -> pb.DeleteCardReply:
+    """delete_own: see CardShelf."""
+    return pb.DeleteCardReply(found=await delete_own(request.model))
 
 
 async def delete_card(calls: Calls, peer_id: str, model: str) -> bool:
@@ -329,8 +270,11 @@ async def delete_card(calls: Calls, peer_id: str, model: str) -> bool:
     return (await calls.call(peer_id, DELETE_CARD, pb.DeleteCardRequest(model=model))).found
 
 
-async def _describe_files(parts: ModelParts, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
-    holding = await parts.downloads.holding(request.model)
+async def answer_describe_files(
+    holding_of: Callable[[str], Awaitable[Holding | None]], request: pb.DescribeFilesRequest
+) -> pb.DescribeFilesReply:
+    """holding_of: see Downloads.holding."""
+    holding = await holding_of(request.model)
     return pb.DescribeFilesReply(found=False) if holding is None else holding_to_proto(holding)
 
 

@@ -16,6 +16,7 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.models.calls import SELF_TEST_S
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
+from exo_mesh.models.self_tested import SelfTested
 
 SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.selftest", "--tied")
 
@@ -24,23 +25,6 @@ MAX_RANGES = 8
 
 MAX_WAITING = 4
 """Most requests that may wait here for a self-test; more are refused."""
-
-
-class SelfTestResult(msgspec.Struct, frozen=True):
-    """One range as the child process prints it; values are float32 in base64."""
-
-    range: tuple[int, int]
-    outputs: dict[str, bytes]
-    inputs: list[tuple[str, str, tuple[int, ...]]]
-    given: list[tuple[str, str, tuple[int, ...]]]
-
-
-class SelfTested(msgspec.Struct, frozen=True):
-    """What the child process prints."""
-
-    version: str
-    native_dtype: str
-    results: list[SelfTestResult]
 
 
 Bring = Callable[[str, str, Sequence[tuple[int, int]]], Awaitable[None]]

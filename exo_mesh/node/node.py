@@ -37,6 +37,7 @@ from exo_mesh.node.instance_desk import InstanceDesk
 from exo_mesh.node.model_list import ModelList
 from exo_mesh.node.parts import NodeParts, Tuning
 from exo_mesh.node.store_desk import StoreDesk
+from exo_mesh.rings.hosting.calls import drain_here
 from exo_mesh.rings.hosting.peer_desk import PeerDesk
 from exo_mesh.rings.placing.hostfile_rank import own_rank
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -327,7 +328,7 @@ class Node:
         return self._hosting.peer_desk
 
     def drain(self, *, on: bool) -> None:
-        self._hosting.host.drain(on=on)
+        drain_here(self._hosting.host, on=on)
 
     def lift_quarantine(self) -> int:
         return self._hosting.runner_history.guard.lift()

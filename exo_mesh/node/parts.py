@@ -17,16 +17,15 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.discovery.port import Discovery
-from exo_mesh.mesh.membership.callers import guard_of
+from exo_mesh.mesh.membership.callers import answers as membership_answers
+from exo_mesh.mesh.membership.callers import guard_of, key_answers
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
 from exo_mesh.mesh.membership.parts import SharingParts
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models import calls as model_calls
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
-from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models
 from exo_mesh.node.model_desk import ModelDesk
@@ -254,8 +253,10 @@ class NodeParts:
     def _all_answers(self) -> list[AnyAnswer]:
         """This node's answers to every call of peers."""
         return [
+            *membership_answers(self.membership, self.own_calls),
+            *key_answers(self.keys),
             *hosting_calls.answers(self.hosting.host, self.membership),
-            *model_calls.answers(self.models, self.settings.name, obeys_peers=self._obeys_peers),
+            *self.models.answers(self.settings.name, obeys_peers=self._obeys_peers),
             *self.serving.answers,
             *self.observation.inspection.answers,
             *instance_calls.answers(
@@ -264,28 +265,9 @@ class NodeParts:
         ]
 
     def _new_server(self) -> ControlServer:
-        models = self.models
-        service = ControlService(
-            self.membership,
-            self.hosting.host,
-            models.catalogue,
-            models.surveys,
-            models.self_tests,
-            self.owning.instances,
-            self.serving.journal,
-            self.observation.inspection,
-            self.keys,
-            self.desk,
-            models.shelf,
-            self.serving.streams,
-            self.serving.kept,
-            self.hosting.peer_desk,
-            self.own_calls,
-        )
         return ControlServer(
             self.answers,
             self.credentials,
-            handler=service,
             peer_id=self.membership.own.id,
             namespace=self.settings.namespace,
             is_peer=self.membership.is_alive,

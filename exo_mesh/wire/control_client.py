@@ -27,32 +27,14 @@ from exo_mesh.errors import (
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import Access, OwnCalls
-from exo_mesh.wire.careful_channel import CarefulChannel
+from exo_mesh.wire.call_handlers import method_of
 from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.wire.channels import open_channel
 from exo_mesh.wire.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.wire.incoming import read_message
-from exo_mesh.wire.peer_call import CALL_S, AnyRow, PeerCall, PeerStream, Q, R
+from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, Q, R
 from exo_mesh.wire.probes.asking import DatagramProbes
 from exo_mesh.wire.probes.port import ProbePort
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import control_pb2_grpc as rpc
-from exo_mesh.wire.proto import paths_pb2, paths_pb2_grpc
-
-TEXT_FILES_S = 60.0
-"""Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
-
-KEPT_S = 30.0
-"""Deadline for reading a kept conversation: it may have 32 MB."""
-
-SURVEY_S = 120.0
-"""Deadline for a peer that first has to import an engine's library and trace a model to find its legal cuts."""
-
-SELF_TEST_S = 180.0
-"""Deadline for a peer that imports an engine's library, writes a few layers in float32 and computes them."""
-
-INTRODUCE_S = 120.0
-"""Deadline for a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
 
 IDLE_MS = 3000
 """A connection without calls is closed after this time, because its keepalive timer at either end wakes each thread of
@@ -89,8 +71,7 @@ class _Methods:
     def of(self, row: AnyRow) -> Any:
         method = self._known.get(row)
         if method is None:
-            make = self._channel.unary_unary if isinstance(row, PeerCall) else self._channel.unary_stream
-            method = self._known[row] = make(row.path, row.request.SerializeToString, _reader(row))
+            method = self._known[row] = method_of(self._channel, row, _reader(row))
         return method
 
 
@@ -130,10 +111,11 @@ class ControlClient:
         self._old_channels: list[grpc.aio.Channel] = []
         self._quiet_channels: set[grpc.aio.Channel] = set()
         self._is_closed = False
+        self._has_answered = False
         self._loud_calls = 0
         self._last_call_at = math.inf
         """When the last call on `_channel` ended."""
-        self._datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
+        self.datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
         self._calls = 0
         self._reports = 0
         self._no_report = asyncio.Event()
@@ -141,7 +123,7 @@ class ControlClient:
 
     def at(self, address: str) -> ControlClient:
         """A new client with the same credentials and another address."""
-        port = None if self._datagrams is None else self._datagrams.port
+        port = None if self.datagrams is None else self.datagrams.port
         return ControlClient(address, self._credentials, self._namespace, port, self._own_calls)
 
     async def close(self) -> None:
@@ -192,6 +174,7 @@ class ControlClient:
             await self._close_old()
             deadline_s = row.deadline_s if timeout_s is None else timeout_s
             reply: R = _unless_error(await method(request, timeout=deadline_s, metadata=self._metadata_of(row)))
+            self._has_answered = True
             return reply
         except _FAILURES as exc:
             if isinstance(exc, asyncio.CancelledError) and was_cancelled():
@@ -217,60 +200,6 @@ class ControlClient:
             self._reports -= row.outlives_verdict
             if not self._reports:
                 self._no_report.set()
-
-    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
-        request = paths_pb2.PathProbeRequest(reply_bytes=reply_bytes)
-        reply: paths_pb2.PathProbeReply = await self._call(self._paths.ProbePath, request, timeout_s)
-        return reply
-
-    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
-        try:
-            reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
-        except StrangerError:
-            raise
-        except TransportError as exc:
-            if self._credentials is None and "Socket closed" in str(exc):  # how a TLS server answers plain HTTP/2
-                raise StrangerError(
-                    f"the node at {self.address} closed the connection: its mesh has a secret, but this node has none"
-                ) from exc
-            raise
-        return reply
-
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> pb.ProbeReply:
-        began = monotonic()
-        if self._datagrams is not None and not by_call and (heard := await self._datagrams.ask(request)) is not None:
-            return heard
-        left_s = max(0.0, timeout_s - (monotonic() - began))
-        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, left_s)
-        if self._datagrams is not None:
-            self._datagrams.called(reply)
-        return reply
-
-    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
-        reply: pb.IndirectProbeReply = await self._call(self._stub.IndirectProbe, request, timeout_s)
-        return reply
-
-    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        reply: pb.ExchangeReply = await self._call(self._stub.Exchange, request, timeout_s)
-        return reply
-
-    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
-        await self._call(self._stub.Goodbye, request, timeout_s)
-
-    async def stop_node(self, node_id: str, *, restart: bool) -> None:
-        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
-
-    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
-        reply: pb.WakeReply = await self._call(self._stub.Wake, request, timeout_s)
-        return reply.num_networks
-
-    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
-        reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
-        return reply
-
-    async def confirm(self, proof: str, timeout_s: float) -> bool:
-        reply: pb.ConfirmReply = await self._call(self._stub.Confirm, pb.ConfirmRequest(proof=proof), timeout_s)
-        return reply.is_mine
 
     async def _read(
         self, methods: _Methods, row: PeerStream[Q, R], request: Q, *, quiet: bool
@@ -316,37 +245,9 @@ class ControlClient:
         self._renew()
         return self._methods
 
-    @asynccontextmanager
-    async def _quiet_stub(self) -> AsyncIterator[Any]:
-        """The calls over a channel of their own, with few pings. It is closed at the end, for the reason of RENEW_S."""
-        if self._is_closed:
-            raise TransportError(f"the connection to {self.address} is closed")
-        channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
-        self._quiet_channels.add(channel)
-        try:
-            yield rpc.ControlStub(CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
-        finally:
-            self._quiet_channels.discard(channel)
-            await channel.close()
-
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
         self._methods = _Methods(self._channel)
-        careful = CarefulChannel(self._channel, self._own_calls)
-        self._stubs = (
-            rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
-            paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
-        )
-
-    @property
-    def _stub(self) -> Any:
-        self._renew()
-        return self._stubs[0]
-
-    @property
-    def _paths(self) -> Any:
-        self._renew()
-        return self._stubs[1]
 
     def _renew(self) -> None:
         """Use another channel after a pause; see RENEW_S. `_close_old` closes the one before."""
@@ -369,44 +270,12 @@ class ControlClient:
         if not quiet:
             self._last_call_at = monotonic()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        self._began()
-        try:
-            await self._close_old()
-            return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
-        except _FAILURES as exc:
-            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
-                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
-            raise self._translated(exc) from exc
-        finally:
-            self._ended()
-
-    async def _items(
-        self, method: Any, request: Any, timeout_s: float | None, *, quiet: bool = False
-    ) -> AsyncGenerator[Any, None]:
-        call = None
-        self._began(quiet=quiet)
-        try:
-            await self._close_old()
-            call = method(request, timeout=timeout_s, metadata=self._metadata)
-            # not `async for`, whose iterator would keep the call, and so its connection, until a collection
-            while (item := await call.read()) is not grpc.aio.EOF:
-                yield _unless_error(item)
-        except _FAILURES as exc:
-            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
-                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
-            raise self._translated(exc) from exc
-        finally:
-            self._ended(quiet=quiet)
-            if call is not None:
-                call.cancel()
-
     def _translated(self, exc: BaseException) -> MeshError:
         """The MeshError for a failed call."""
         if not isinstance(exc, grpc.aio.AioRpcError):
             return TransportError(f"the connection to {self.address} was closed")
-        if self._datagrams is not None and exc.code() in _UNREACHED:
-            self._datagrams.call_failed()
+        if self.datagrams is not None and exc.code() in _UNREACHED:
+            self.datagrams.call_failed()
         details = printable(exc.details() or "")
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
         if exc.code() == grpc.StatusCode.PERMISSION_DENIED and code != OpenMeshError.code:
@@ -417,6 +286,10 @@ class ControlClient:
             return PeerVersionError(f"the peer at {self.address} runs another version of exo-mesh: {details}")
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
+        if self._credentials is None and not self._has_answered and "Socket closed" in details:
+            return StrangerError(  # how a TLS server answers plain HTTP/2
+                f"the node at {self.address} closed the connection: its mesh has a secret, but this node has none"
+            )
         if self._credentials is not None and "handshake failed" in details.lower():
             return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {details}")

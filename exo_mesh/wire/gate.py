@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -22,7 +21,7 @@ from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import OpenMeshError, TransportError
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
-from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule
+from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule, host_of_peer
 from exo_mesh.wire.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
@@ -104,11 +103,9 @@ class Gate(grpc.aio.ServerInterceptor):
             async with self._turn(method, data, context):
                 return await handler.unary_unary(await self._read(cls, method, data, context), context)
 
-        async def several(data: bytes, context: Any) -> AsyncIterator[Any]:
+        async def several(data: bytes, context: Any) -> None:
             await self._require_right(method, context)
-            request = await self._read(cls, method, data, context)
-            async for message in handler.unary_stream(request, context):
-                yield message
+            await handler.unary_stream(await self._read(cls, method, data, context), context)
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, None, handler.response_serializer)
@@ -159,11 +156,3 @@ class Gate(grpc.aio.ServerInterceptor):
             _log.warning("refused %d calls; the last one was %s from %s: %s", self._num_refused, what, caller, reason)
             self._due, self._num_refused = self._now() + REPORT_EVERY_S, 0
         await context.abort(code, reason, ((CODE_KEY, error),))
-
-
-def host_of_peer(peer: str) -> str:
-    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
-    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
-    kind, _, rest = peer.partition(":")
-    host = unquote(rest.rpartition(":")[0]).strip("[]")
-    return host if kind in ("ipv4", "ipv6") else ""

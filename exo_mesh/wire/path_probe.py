@@ -1,21 +1,28 @@
-"""Answers path probes with this node's id and a payload, to measure the speed of a path (paths.proto)."""
+"""The call that measures the speed of a path: the answer has this node's id and a payload (paths.proto)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from exo_mesh.domain.addresses import MAX_PROBE_BYTES
+from exo_mesh.wire.call_access import ANYBODY
+from exo_mesh.wire.peer_call import CALL_S, CallAnswer, PeerCall, answer
 from exo_mesh.wire.proto import paths_pb2 as pb
-from exo_mesh.wire.proto import paths_pb2_grpc as rpc
 
 _PAYLOAD = bytes(MAX_PROBE_BYTES)
 
+PROBE_PATH = PeerCall(
+    name="ProbePath",
+    request=pb.PathProbeRequest,
+    reply=pb.PathProbeReply,
+    deadline_s=CALL_S,
+    access=ANYBODY,
+    service="Paths",
+)
 
-class PathProbeServicer(rpc.PathsServicer):
+
+def path_answer(peer_id: str) -> CallAnswer[pb.PathProbeRequest, pb.PathProbeReply]:
     """Answers from memory. The zeros are not compressed: gRPC compresses only on request."""
 
-    def __init__(self, peer_id: str) -> None:
-        self._peer_id = peer_id
+    async def probe_path(request: pb.PathProbeRequest) -> pb.PathProbeReply:
+        return pb.PathProbeReply(peer_id=peer_id, payload=_PAYLOAD[: request.reply_bytes])
 
-    async def ProbePath(self, request: pb.PathProbeRequest, context: Any) -> pb.PathProbeReply:
-        return pb.PathProbeReply(peer_id=self._peer_id, payload=_PAYLOAD[: request.reply_bytes])
+    return answer(PROBE_PATH, probe_path)

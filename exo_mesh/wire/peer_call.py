@@ -7,7 +7,7 @@ network library.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -27,12 +27,13 @@ R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row(Generic[Q, R]):
+class CallRow(Generic[Q, R]):
     """One call. The name is that of the call in `service` of the protos, so it is part of the wire.
 
     access: who may make the call in an open mesh. reply_bytes: longest message of the answer. peer_bytes: longest
     request of a live peer, which names itself in the first field; the request of any other caller has at most
-    STRANGER_BYTES. is_news: unknown fields in the request are ignored; in all other requests they are refused.
+    STRANGER_BYTES. takes_unknown: the answer also gets requests with fields that this version does not know: news, in
+    which they are ignored, and requests that the answer refuses itself. Other requests with such fields are refused.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Row(Generic[Q, R]):
     access: Rule
     reply_bytes: int = MAX_BYTES
     peer_bytes: int = STRANGER_BYTES
-    is_news: bool = False
+    takes_unknown: bool = False
     service: str = "Control"
 
     @property
@@ -51,14 +52,14 @@ class Row(Generic[Q, R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PeerCall(Row[Q, R]):
+class PeerCall(CallRow[Q, R]):
     """A call with one reply. deadline_s: of the call over the wire, unless the caller gives another one."""
 
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PeerStream(Row[Q, R]):
+class PeerStream(CallRow[Q, R]):
     """A call that is answered by a stream. deadline_s: of the whole stream; None: the caller watches the time between
     messages. outlives_verdict: a verdict of the membership about the peer does not end the stream."""
 
@@ -66,8 +67,15 @@ class PeerStream(Row[Q, R]):
     outlives_verdict: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeerUpload(CallRow[Q, R]):
+    """A call with one reply whose request is a stream. Its messages are not checked before the answer reads them."""
+
+    deadline_s: float
+
+
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[Q, R]):
+class CallAnswer(Generic[Q, R]):
     """The answer of a node to a call with one reply. function: gets the request and gRPC's name of the caller; a
     MeshError that it raises reaches the caller as the same error."""
 
@@ -83,10 +91,18 @@ class StreamAnswer(Generic[Q, R]):
     function: Callable[[Q], AsyncGenerator[R, None]]
 
 
-AnyRow: TypeAlias = "PeerCall[Any, Any] | PeerStream[Any, Any]"
-AnyAnswer: TypeAlias = "Answer[Any, Any] | StreamAnswer[Any, Any]"
+@dataclass(frozen=True, slots=True)
+class UploadAnswer(Generic[Q, R]):
+    """The answer of a node to an upload. function: gets the messages of the request."""
+
+    row: PeerUpload[Q, R]
+    function: Callable[[AsyncIterator[Q]], Awaitable[R]]
 
 
-def answer(row: PeerCall[Q, R], function: Callable[[Q], Awaitable[R]]) -> Answer[Q, R]:
+AnyRow: TypeAlias = "PeerCall[Any, Any] | PeerStream[Any, Any] | PeerUpload[Any, Any]"
+AnyAnswer: TypeAlias = "CallAnswer[Any, Any] | StreamAnswer[Any, Any] | UploadAnswer[Any, Any]"
+
+
+def answer(row: PeerCall[Q, R], function: Callable[[Q], Awaitable[R]]) -> CallAnswer[Q, R]:
     """An answer that does not depend on the caller."""
-    return Answer(row, lambda request, caller: function(request))
+    return CallAnswer(row, lambda request, caller: function(request))

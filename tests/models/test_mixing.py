@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from exo_mesh.models.surveys import Surveys
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.ring_monitor import refuse_mismatch
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.peer_call import answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 from tests.domain.test_mixed_plans import peers, placed
@@ -74,8 +76,7 @@ class Bench:
         surveys = Surveys(registry, catalogue, node.membership, tmp_path / "surveys", ("none",))
         command = (sys.executable, str(script))
         self.tests = SelfTests(registry, catalogue, {}, tmp_path / "scratch", command)
-        parts: Any = SimpleNamespace(self_tests=self.tests, downloads=None, shelf=None)
-        rows = calls.answers(parts, "n", obeys_peers=True)
+        rows = [answer(calls.SELF_TEST, partial(calls.answer_self_test, self.tests.run))]
         mesh: Any = SimpleNamespace(
             own=node.membership.own, peer=node.membership.peer, calls=Calls(node.membership._roster, lambda: rows)
         )

@@ -11,7 +11,8 @@ import pytest
 
 from exo_mesh.api.listed import status_of
 from exo_mesh.errors import NotFetchedError, OverloadError, UnknownModelError
-from exo_mesh.models.calls import INTRODUCE, MAX_ASKED, PULL
+from exo_mesh.models.calls import INTRODUCE, PULL
+from exo_mesh.models.fetches_for_peers import MAX_ASKED
 from exo_mesh.node.node import Node
 from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb

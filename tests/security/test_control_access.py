@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,13 +13,12 @@ import pytest
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import OpenMeshError
+from exo_mesh.mesh.membership.calls import CONFIRM, EXCHANGE, STOP_NODE, confirm
 from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.messages import fence_to_proto
 from exo_mesh.rings.placing.calls import KEEP_INSTANCE
 from exo_mesh.rings.serving.calls import CANCEL
-from exo_mesh.wire import control_server
 from exo_mesh.wire.call_access import (
-    CALLS,
     MAX_PROOFS,
     PROOF_KEY,
     PROOF_S,
@@ -31,23 +31,21 @@ from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, paths_pb2, ring_pb2
-from exo_mesh.wire.ring_link import FRAMES_METHOD
+from tests.mesh.membership import meshes
 from tests.mesh.membership.meshes import Peer, peer_info
 from tests.support.call_rows import all_rows
 from tests.support.nodes import until
 from tests.wire.test_gate import Recorder
 
-RING_CALL = FRAMES_METHOD.removeprefix("/exo_mesh.")  # without a service in the protos: its messages are no protobuf
 EVERY_CALL = sorted(
-    [RING_CALL]
-    + [
+    [
         f"{service.name}/{method.name}"
         for file in (pb, driver_pb2, paths_pb2, ring_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     ]
 )
-RULES = dict(CALLS) | {row.path.removeprefix("/exo_mesh."): row.access for row in all_rows()}
+RULES = {row.path.removeprefix("/exo_mesh."): row.access for row in all_rows()}
 OF_NODES = [call for call in EVERY_CALL if call.startswith("Control/")]
 OWNERS = {"StopNode", "Drain", "Capture", "ReadLog", "ReadTraces", "DeleteTraces", "DropModel", "DeleteCard", "Wake"}
 PEERS = {"DeleteInstance", "KeepInstance", "Cancel", "Release", "FindStreams", "FollowStream", "ReadKept", "DeleteKept"}
@@ -58,7 +56,7 @@ OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
 async def port(guard: CallGuard) -> AsyncIterator[tuple[Any, str]]:
     """A control port that notes the calls that get through."""
     handler: Any = Recorder()
-    server = ControlServer(handler.answers, handler=handler, guard=guard)
+    server = ControlServer(handler.answers, guard=guard)
     yield handler, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.stop(0)
 
@@ -104,6 +102,11 @@ async def test_a_closed_mesh_and_open_admin_obey_every_caller_that_gets_through(
     assert refused == ([] if guard._is_closed else ["Control/ShareKeys"])
 
 
+def live_peers(one: Peer) -> list[PeerAt]:
+    calls = one.membership.calls
+    return [PeerAt(peer.id, peer.proven_ips, partial(confirm, calls, peer.id)) for peer in one.membership.peers]
+
+
 @asynccontextmanager
 async def two_peers() -> AsyncIterator[tuple[Any, str, Peer, Peer]]:
     """A guarded port of node a, beside its membership, in which b is a live peer; and both peers."""
@@ -112,7 +115,9 @@ async def two_peers() -> AsyncIterator[tuple[Any, str, Peer, Peer]]:
         await peer.start()
     b.membership.suggest(a.address)
     await until(lambda: a.sees == ["b" * 32] and b.sees == ["a" * 32])
-    known = [PeerAt(peer.id, peer.proven_ips, peer.client) for peer in a.membership.peers]
+    known = [
+        PeerAt(peer.id, peer.proven_ips, partial(confirm, a.membership.calls, peer.id)) for peer in a.membership.peers
+    ]
     try:
         async with port(CallGuard(is_closed=False, peers=lambda: known)) as (handler, address):
             yield handler, address, a, b
@@ -139,16 +144,19 @@ async def test_a_live_peer_ends_what_another_owns_and_nobody_else_in_its_name() 
             assert (await ask(address, "Control/Cancel", nonsense))[0] is DENIED
         owner = ControlClient(address, own_calls=b.own_calls)
         with pytest.raises(OpenMeshError, match="exo-mesh node stop"):
-            await owner.stop_node("a" * 32, restart=False)
+            await owner.call(STOP_NODE, pb.StopNodeRequest(node_id="a" * 32))
         await owner.close()
 
 
 async def test_a_peer_of_the_version_before_counts_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(control_server._Servicer, "Confirm")
+    older = meshes.Peer.answers
+    monkeypatch.setattr(meshes.Peer, "answers", lambda peer: [one for one in older(peer) if one.row is not CONFIRM])
     async with two_peers() as (_, address, a, _):
         assert (await ask(address, "Control/Cancel"))[0] is OK
         assert (await ask(address, "Control/StopNode"))[0] is DENIED
-        known = [PeerAt(peer.id, {"10.9.8.7"}, peer.client) for peer in a.membership.peers]
+        known = [
+            PeerAt(peer.id, {"10.9.8.7"}, partial(confirm, a.membership.calls, peer.id)) for peer in a.membership.peers
+        ]
         async with port(CallGuard(is_closed=False, peers=lambda: known)) as (_, elsewhere):
             assert (await ask(elsewhere, "Control/Cancel"))[0] is DENIED
 
@@ -162,7 +170,7 @@ async def test_a_deletion_in_the_name_of_a_peer_counts_only_if_that_peer_has_it(
             from_peer="b" * 32, incarnation=1, fences=[fence_to_proto(forged), fence_to_proto(real)]
         )
         stranger = ControlClient(a.address)
-        await stranger.exchange(request, 5.0)
+        await stranger.call(EXCHANGE, request)
         await stranger.close()
         await until(lambda: a.membership.fences.covers("m-2", Ballot(9, "b")))
         assert not a.membership.fences.covers("m-1", Ballot(1, "b"))

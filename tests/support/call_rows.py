@@ -9,21 +9,21 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 import exo_mesh
-from exo_mesh.wire.peer_call import Answer, AnyAnswer, AnyRow, PeerCall, PeerStream, StreamAnswer
+from exo_mesh.wire.peer_call import AnyAnswer, AnyRow, CallAnswer, PeerCall, PeerStream, PeerUpload, StreamAnswer
 
 PACKAGE = Path(exo_mesh.__file__).parent
 
 
 def all_rows() -> list[AnyRow]:
     """The rows of every `calls.py`, and those of modules that have rows besides."""
-    files = [*PACKAGE.rglob("calls.py"), *PACKAGE.glob("transport/*_calls.py"), PACKAGE / "transport" / "path_probe.py"]
+    files = [file for name in ("calls.py", "driver_calls.py", "path_probe.py") for file in PACKAGE.rglob(name)]
     names = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
     found = {value for name in names for value in vars(import_module(name)).values() if _is_row(value)}
     return sorted(found, key=lambda row: row.path)
 
 
 def _is_row(value: object) -> bool:
-    return isinstance(value, PeerCall | PeerStream)
+    return isinstance(value, PeerCall | PeerStream | PeerUpload)
 
 
 def answers_of(reply: Callable[[AnyRow, Message], list[Message]]) -> list[AnyAnswer]:
@@ -39,4 +39,5 @@ def _answer(row: AnyRow, reply: Callable[[AnyRow, Message], list[Message]]) -> A
         for message in reply(row, request):
             yield message
 
-    return Answer(row, one) if isinstance(row, PeerCall) else StreamAnswer(row, several)
+    assert not isinstance(row, PeerUpload)
+    return CallAnswer(row, one) if isinstance(row, PeerCall) else StreamAnswer(row, several)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from pathlib import Path
@@ -44,7 +44,8 @@ class Cable:
 
 def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the cable between all control clients and the network."""
-    begin, ask = ControlClient.__init__, ProbePort.ask
+    begin, call, items = ControlClient.__init__, ControlClient.call, ControlClient.stream
+    ask = ProbePort.ask
 
     def new_begin(client: ControlClient, *args: Any, **options: Any) -> None:
         begin(client, *args, **options)
@@ -54,41 +55,33 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
         if cable.is_cut(client.caller, client.address):
             raise TransportError(f"{client.address} is cut off from {client.caller}")
 
-    def checked_call(call: Any) -> Any:
-        async def new_call(client: ControlClient, *args: Any) -> Any:
+    async def new_call(client: ControlClient, *args: Any) -> Any:
+        check(client)
+        return await call(client, *args)
+
+    async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        source = items(client, *args, **options)
+        while True:
             check(client)
-            return await call(client, *args)
-
-        return new_call
-
-    def checked_items(items: Any) -> Any:
-        async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncIterator[Any]:
-            source = items(client, *args, **options)
-            while True:
-                check(client)
-                following = asyncio.ensure_future(anext(source))
-                try:
-                    while not following.done():
-                        await asyncio.wait((following,), timeout=0.05)
-                        check(client)
-                    yield following.result()
-                except StopAsyncIteration:
-                    return
-                finally:
-                    following.cancel()
-                    await asyncio.gather(following, return_exceptions=True)
-
-        return new_items
+            following = asyncio.ensure_future(anext(source))  # type: ignore[arg-type]
+            try:
+                while not following.done():
+                    await asyncio.wait((following,), timeout=0.05)
+                    check(client)
+                yield following.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def new_ask(port: ProbePort, address: str, *args: Any) -> Any:
         return None if cable.is_cut(_caller.get(), address) else await ask(port, address, *args)
 
     monkeypatch.setattr(ProbePort, "ask", new_ask)
     monkeypatch.setattr(ControlClient, "__init__", new_begin)
-    for name in ("call", "_call"):
-        monkeypatch.setattr(ControlClient, name, checked_call(getattr(ControlClient, name)))
-    for name in ("_read", "_items"):
-        monkeypatch.setattr(ControlClient, name, checked_items(getattr(ControlClient, name)))
+    monkeypatch.setattr(ControlClient, "call", new_call)
+    monkeypatch.setattr(ControlClient, "stream", new_items)
 
 
 @asynccontextmanager

@@ -14,8 +14,10 @@ from exo_mesh.rings.hosting.calls import COMMIT, RESERVE
 from exo_mesh.wire import control_client
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.path_probe import PROBE_PATH
 from exo_mesh.wire.peer_call import StreamAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
 from tests.mesh.membership.meshes import until
 
 
@@ -88,7 +90,7 @@ async def test_a_connection_without_calls_is_closed_each_time(monkeypatch: pytes
     client = ControlClient(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     before = connections()
     for _ in range(3):
-        await client.probe_path(0, 5.0)
+        await client.call(PROBE_PATH, PathProbeRequest())
         assert connections() - before
         await until(lambda: not connections() - before)
     await client.close()

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
 from exo_mesh.node.inspection.calls import DIAGNOSE
 from exo_mesh.rings.hosting.calls import COMMIT
 from exo_mesh.wire.control_client import ControlClient
@@ -42,21 +43,6 @@ class Recorder:
         self.seen.append(request)
         return self.replies.get(row) or list(filled(row.reply))
 
-    def __getattr__(self, name: str) -> Any:
-        method = next(one for one in SERVICE.methods if one.name.lower() == name.replace("_", ""))
-        replies = list(filled(getattr(pb, method.output_type.name)))
-
-        async def one(request: Message, caller_host: str = "") -> Message:
-            self.seen.append(request)
-            return replies[0]
-
-        async def several(request: Message) -> AsyncIterator[Message]:
-            self.seen.append(request)
-            for reply in replies:
-                yield reply
-
-        return several if method.server_streaming else one
-
 
 class Place:
     """A control server on the loopback and ways to call it."""
@@ -65,7 +51,6 @@ class Place:
         self.handler: Any = Recorder()
         self.server = ControlServer(
             self.handler.answers,
-            handler=self.handler,
             is_peer=lambda peer_id: peer_id == PEER,
             on_stranger=lambda *who: self.handler.strangers.append(who),
         )
@@ -105,7 +90,7 @@ async def test_who_said_hello_from_another_namespace_is_noted_without_the_namesp
 ) -> None:
     client = ControlClient(place.address, None, "acme-research")
     with pytest.raises(StrangerError, match=r"^namespace [0-9a-f]{8} is not 37a8eec1$"):
-        await client.hello(pb.HelloRequest(peer=pb.PeerInfo(id="b", name="box")), 5.0)
+        await client.call(HELLO, pb.HelloRequest(peer=pb.PeerInfo(id="b", name="box")))
     await client.close()
     ((who, reason, peer_id),) = place.handler.strangers
     assert (who, peer_id) == ("box at 127.0.0.1", "b")
@@ -119,7 +104,7 @@ async def test_no_text_of_a_caller_or_of_a_reply_is_unprintable(place: Place) ->
     assert len(place.handler.seen) >= len(METHODS)
     texts = [text for message in place.handler.seen for text in texts_of(message)]
     client = ControlClient(place.address)
-    texts += texts_of(await client.hello(pb.HelloRequest(), 5.0))
+    texts += texts_of(await client.call(HELLO, pb.HelloRequest()))
     texts += [text async for status in client.stream(COMMIT, pb.CommitRequest()) for text in texts_of(status)]
     await client.close()
     assert len(texts) > 100 and all(text.isprintable() for text in texts)

@@ -28,6 +28,7 @@ from exo_mesh.domain.view import (
     View,
 )
 from exo_mesh.errors import PeerVersionError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION, refusal
 from exo_mesh.mesh.membership.records import Records
 from exo_mesh.models.text_sending import text_files
@@ -110,11 +111,8 @@ def test_a_hint_may_be_left_out() -> None:
     require_known(with_field(driver_pb2.GenerateRequest(sampling=driver_pb2.Sampling()), FIRST_OPTIONAL + 5))
 
 
-class Answering:
-    """A peer that finds every request, and that any hello may join."""
-
-    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
-        return pb.HelloReply(accepted=True)
+async def hello(request: pb.HelloRequest) -> pb.HelloReply:
+    return pb.HelloReply(accepted=True)
 
 
 async def cancel(request: pb.CancelRequest) -> pb.CancelReply:
@@ -127,7 +125,7 @@ async def commit(request: pb.CommitRequest) -> AsyncGenerator[pb.StageStatus, No
 
 @pytest.fixture
 async def client() -> AsyncIterator[ControlClient]:
-    server = ControlServer([answer(CANCEL, cancel), StreamAnswer(COMMIT, commit)], handler=Answering())  # type: ignore[arg-type]
+    server = ControlServer([answer(HELLO, hello), answer(CANCEL, cancel), StreamAnswer(COMMIT, commit)])
     client = ControlClient(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     yield client
     await client.close()
@@ -139,8 +137,8 @@ async def test_a_peer_refuses_the_request_and_goes_on_answering_others(client: C
         await client.call(CANCEL, with_field(pb.CancelRequest(request_id="r"), 90))
     with pytest.raises(PeerVersionError, match="does not know field 90 of CommitRequest"):
         await anext(client.stream(COMMIT, with_field(pb.CommitRequest(), 90)))  # type: ignore[arg-type]
-    hello = with_field(pb.HelloRequest(peer=pb.PeerInfo(id="n")), 90)
-    assert (await client.hello(hello, 5)).accepted  # type: ignore[arg-type]
+    newer = with_field(pb.HelloRequest(peer=pb.PeerInfo(id="n")), 90)
+    assert (await client.call(HELLO, newer)).accepted  # type: ignore[arg-type]
     assert (await client.call(CANCEL, pb.CancelRequest(request_id="r"))).found
 
 

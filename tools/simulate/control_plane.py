@@ -269,7 +269,6 @@ class SimNode(SimPeer):
         self.instances = Instances(
             membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
-        self.process.answers = {answer.row: answer for answer in self.answers()}
 
     def answers(self) -> list[AnyAnswer]:
         instances, unused = self.instances, self.owned_rings.unused

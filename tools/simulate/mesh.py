@@ -16,10 +16,11 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership import callers
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.peer_call import AnyAnswer
-from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
 
@@ -87,7 +88,6 @@ class SimPeer:
                 rng=random.Random(network.rng.random()),
             )
         )
-        self.process.handler = MembershipHandler(self.membership)
 
     def describe(self) -> PeerInfo:
         return own_info(self.index, self.incarnation)
@@ -98,7 +98,7 @@ class SimPeer:
     async def before_refute(self) -> None: ...
 
     def answers(self) -> list[AnyAnswer]:
-        return []
+        return callers.answers(self.membership, OwnCalls(self.membership.own.id))
 
     def _reading(self) -> Telemetry:
         self._sequence += 1
@@ -106,6 +106,7 @@ class SimPeer:
 
     def begin(self, seeds: Iterable[str]) -> None:
         """Starts the peer, with the discovery of a node that has these bootstrap peers."""
+        self.process.answers = {answer.row: answer for answer in self.answers()}
         self.network.start(self.process, self._begin(StaticDiscovery(list(seeds))))
 
     async def _begin(self, discovery: StaticDiscovery) -> None:

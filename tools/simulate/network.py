@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.errors import DeadlineError, MeshError, TransportError
-from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, Q, R
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import paths_pb2
 from tools.simulate.virtual_loop import PROCESS, VirtualLoop
 
 OVERHEAD_BYTES = 160
@@ -31,12 +29,11 @@ def host_of(address: str) -> str:
 
 @dataclass(slots=True)
 class Process:
-    """One start of a node. `handler` serves control.proto, as behind a ControlServer."""
+    """One start of a node."""
 
     name: str
     address: str
     context: contextvars.Context
-    handler: Any = None
     answers: dict[AnyRow, Any] = field(default_factory=dict)
     """What this process answers to calls, by their rows."""
     alive: bool = True
@@ -119,8 +116,10 @@ class Network:
         await asyncio.sleep(self.rng.uniform(*self.delay_s))
 
 
-class SimClient(PeerClient):
-    """Calls the handler of another process through memory."""
+class SimClient(ControlPort):
+    """Calls another process through memory, by its answers."""
+
+    datagrams = None
 
     def __init__(self, network: Network, own_address: str, address: str) -> None:
         self.address = address
@@ -162,7 +161,8 @@ class SimClient(PeerClient):
 
     async def call(self, row: PeerCall[Q, R], request: Q, timeout_s: float | None = None) -> R:
         deadline_s = row.deadline_s if timeout_s is None else timeout_s
-        reply: R = await self._call(lambda process: process.answers[row].function(request, ""), request, deadline_s)
+        caller = f"ipv4:{self._own}"
+        reply: R = await self._call(lambda process: process.answers[row].function(request, caller), request, deadline_s)
         return reply
 
     async def stream(self, row: PeerStream[Q, R], request: Q, *, quiet: bool = False) -> AsyncGenerator[R, None]:
@@ -206,31 +206,6 @@ class SimClient(PeerClient):
             self._reports -= 1
             if not self._reports:
                 self._idle.set()
-
-    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> Any:
-        return await self._call(
-            lambda process: process.handler.hello(request, self._own.rpartition(":")[0]), request, timeout_s
-        )
-
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> Any:
-        return await self._call(lambda process: process.handler.probe(request), request, timeout_s)
-
-    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> Any:
-        return await self._call(lambda process: process.handler.indirect_probe(request), request, timeout_s)
-
-    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> Any:
-        return await self._call(lambda process: process.handler.exchange(request), request, timeout_s)
-
-    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
-        await self._call(lambda process: process.handler.goodbye(request), request, timeout_s)
-
-    async def stop_node(self, node_id: str, *, restart: bool) -> None:
-        request = pb.StopNodeRequest(restart=restart, node_id=node_id)
-        await self._call(lambda process: process.handler.stop_node(request), restart, 5.0)
-
-    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
-        reply: pb.WakeReply = await self._call(lambda process: process.handler.wake(request), request, timeout_s)
-        return reply.num_networks
 
     async def _serve(
         self, caller: Process, process: Process, row: AnyRow, request: Any, items: asyncio.Queue[Any]
@@ -315,13 +290,4 @@ class SimClient(PeerClient):
 
     @property
     def is_idle(self) -> bool:
-        raise NotImplementedError
-
-    async def confirm(self, proof: str, timeout_s: float) -> bool:
-        raise TransportError("callers are not checked in simulations")
-
-    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
-        raise NotImplementedError
-
-    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         raise NotImplementedError

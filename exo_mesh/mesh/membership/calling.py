@@ -8,9 +8,9 @@ from functools import cached_property
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import InputError, TransportError
-from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.wire.peer_call import Answer, AnyAnswer, AnyRow, PeerCall, PeerStream, Q, R, StreamAnswer
+from exo_mesh.wire.peer_call import AnyAnswer, AnyRow, CallAnswer, PeerCall, PeerStream, Q, R, StreamAnswer
 
 
 class Calls:
@@ -23,12 +23,16 @@ class Calls:
         self._roster = roster
         self._answers = answers
 
+    @property
+    def own_id(self) -> str:
+        return self._roster.own.id
+
     async def call(self, peer_id: str, row: PeerCall[Q, R], request: Q, timeout_s: float | None = None) -> R:
         """Make a call to this node or a peer. timeout_s: the deadline of the row, if None. Raises TransportError if the
         peer is gone, and other MeshErrors; see ControlPort."""
         if peer_id == self._roster.own.id:
             answer = self._own[row]
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, CallAnswer)
             reply: R = await answer.function(request, "")
             return reply
         return await self._client(peer_id).call(row, request, timeout_s)
@@ -47,7 +51,7 @@ class Calls:
             async for item in items:
                 yield item
 
-    def _client(self, peer_id: str) -> PeerClient:
+    def _client(self, peer_id: str) -> ControlPort:
         peer = self._roster.peers.get(peer_id)
         if peer is None:
             raise TransportError(f"peer {peer_id[:8]} is gone")

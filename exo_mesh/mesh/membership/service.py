@@ -20,6 +20,7 @@ from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
 from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.calls import GOODBYE
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
@@ -27,11 +28,11 @@ from exo_mesh.mesh.membership.fences import Fence, Fences
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.probing import Probing
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.mesh.membership.sleeping import GOODBYE_S, SleepDesk
+from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.mesh.membership.swim import SwimState, Update
 from exo_mesh.wire.peer_call import AnyAnswer
@@ -76,7 +77,7 @@ class Membership:
         own: PeerInfo,
         read_telemetry: Callable[[], Telemetry],
         *,
-        dial: Callable[[str], PeerClient],
+        dial: Callable[[str], ControlPort],
         only_peers: Sequence[str] = (),
         only_links: Sequence[str] = (),
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
@@ -107,8 +108,8 @@ class Membership:
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
         self.calls = Calls(roster, answers)
-        self.stops = StopDesk(roster)
-        self.sleeps = SleepDesk(roster)
+        self.stops = StopDesk(roster, self.calls)
+        self.sleeps = SleepDesk(roster, self.calls)
 
     # State for the rest of the node.
 
@@ -175,7 +176,7 @@ class Membership:
         cores = max((device.cores for device in info.devices), default=0)
         return 0.0 if reading is None or not cores else reading.load / cores
 
-    def client_at(self, address: str) -> PeerClient:
+    def client_at(self, address: str) -> ControlPort:
         """A client with this node's credentials; the caller closes it."""
         return self._roster.dial(address)
 
@@ -278,7 +279,7 @@ class Membership:
         """Say goodbye to all peers, and close all tasks and connections."""
         goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
         peers = self.peers
-        await asyncio.gather(*(peer.client.goodbye(goodbye, GOODBYE_S) for peer in peers), return_exceptions=True)
+        await asyncio.gather(*(peer.client.call(GOODBYE, goodbye) for peer in peers), return_exceptions=True)
         await self._tasks.close()
         await asyncio.gather(*(peer.close() for peer in peers))
         self._roster.peers.clear()
@@ -302,7 +303,7 @@ class Membership:
         """Admit the caller, or reply with the reason of the refusal."""
         return await self._admission.answer_hello(request, caller_host)
 
-    def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+    async def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         return self._probing.answer(request)
 
@@ -314,11 +315,11 @@ class Membership:
         """Probe a peer on behalf of a caller that cannot reach it."""
         return await self._probing.answer_indirect(request)
 
-    def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+    async def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
         """Answer one call of an anti-entropy round, as the called side."""
         return self._exchange.answer(request)
 
-    def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+    async def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         """Handle a peer that leaves on purpose or goes to sleep."""
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:

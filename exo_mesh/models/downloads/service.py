@@ -184,6 +184,14 @@ class Downloads:
         await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or was_running
 
+    async def drop(self, model: str, files: bool, staged: bool) -> int | None:
+        """Ends the fetches of a model and, with `files`, deletes what was fetched; with `staged`, deletes the unused
+        staged copies of all models. Returns the freed bytes, None if there was nothing to drop."""
+        if files and not staged:
+            return await self.delete(model)
+        work = self.room.sweep(keeps_recent=False) if staged else self.cancel(model)
+        return 0 if await work else None
+
     async def delete(self, model: str) -> int | None:
         """Deletes what was fetched of a model. Returns the freed bytes on the disk, None if nothing was fetched.
 

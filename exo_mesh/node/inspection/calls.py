@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,12 +17,8 @@ from exo_mesh.rings.serving.traces import MAX_TRACES, RequestTrace, TraceStore
 from exo_mesh.wire.call_access import ANYBODY, owner
 from exo_mesh.wire.channel_options import MAX_MESSAGE_BYTES
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.peer_call import AnyAnswer, PeerCall, answer
+from exo_mesh.wire.peer_call import PeerCall
 from exo_mesh.wire.proto import control_pb2 as pb
-
-if TYPE_CHECKING:  # they make these calls
-    from exo_mesh.node.inspection.captures import Captures
-    from exo_mesh.node.inspection.diagnostics import Diagnostics
 
 ASK_S = 2.0
 
@@ -70,18 +65,11 @@ CAPTURE = PeerCall(
 )
 
 
-def answers(diagnostics: Diagnostics, captures: Captures, traces: TraceStore) -> list[AnyAnswer]:
-    """This node's answers to these calls."""
-    return [
-        answer(DIAGNOSE, partial(_diagnose, diagnostics)),
-        answer(READ_TRACES, partial(_read_traces, traces)),
-        answer(DELETE_TRACES, partial(_delete_traces, traces)),
-        answer(CAPTURE, partial(_capture, captures)),
-    ]
-
-
-async def _diagnose(diagnostics: Diagnostics, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-    found = diagnostics.timeline() if request.timeline else await asyncio.to_thread(diagnostics.node)
+async def answer_diagnose(
+    node: Callable[[], dict[str, Any]], timeline: Callable[[], dict[str, Any]], request: pb.DiagnoseRequest
+) -> pb.DiagnoseReply:
+    """node, timeline: see Diagnostics."""
+    found = timeline() if request.timeline else await asyncio.to_thread(node)
     return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
 
@@ -94,9 +82,11 @@ async def diagnose(calls: Calls, peer_id: str, *, timeline: bool = False) -> dic
     return found
 
 
-async def _capture(captures: Captures, request: pb.CaptureRequest) -> pb.CaptureReply:
-    """The JSON is `null` if the runner does not run here."""
-    return pb.CaptureReply(json=msgspec.json.encode(await captures.here(request.runner)))
+async def answer_capture(
+    here: Callable[[str], Awaitable[dict[str, Any] | None]], request: pb.CaptureRequest
+) -> pb.CaptureReply:
+    """The JSON is `null` if the runner does not run here. here: see Captures."""
+    return pb.CaptureReply(json=msgspec.json.encode(await here(request.runner)))
 
 
 async def capture(calls: Calls, peer_id: str, runner: str) -> dict[str, Any] | None:
@@ -121,7 +111,7 @@ def _decoded(data: bytes, max_bytes: int, what: str, peer_id: str) -> dict[str, 
     return found
 
 
-async def _read_traces(traces: TraceStore, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
+async def answer_read_traces(traces: TraceStore, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
     key_id = request.key_id if request.HasField("key_id") else None
     if request.id:
         found = traces.find(request.id, key_id)
@@ -146,7 +136,7 @@ async def read_traces(calls: Calls, peer_id: str, key_id: str | None, wanted: st
     return found
 
 
-async def _delete_traces(traces: TraceStore, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
+async def answer_delete_traces(traces: TraceStore, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
     wanted = None if request.all else frozenset(request.trace_ids)
     return pb.DeleteTracesReply(count=traces.delete(wanted))
 

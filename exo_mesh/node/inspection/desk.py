@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from exo_mesh.base.telemetry.metrics import Metrics
@@ -10,7 +11,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.node.inspection.calls import answers, capture
+from exo_mesh.node.inspection import calls
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
 from exo_mesh.node.inspection.mesh_traces import MeshTraces
@@ -21,6 +22,7 @@ from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
+from exo_mesh.wire.peer_call import AnyAnswer, answer
 
 
 class Inspection:
@@ -56,7 +58,13 @@ class Inspection:
         self._traces = MeshTraces(membership, serving.router.traces)
         captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)
-        self.answers = answers(self.diagnostics, captures, serving.router.traces)
+        traces = serving.router.traces
+        self.answers: list[AnyAnswer] = [
+            answer(calls.DIAGNOSE, partial(calls.answer_diagnose, self.diagnostics.node, self.diagnostics.timeline)),
+            answer(calls.READ_TRACES, partial(calls.answer_read_traces, traces)),
+            answer(calls.DELETE_TRACES, partial(calls.answer_delete_traces, traces)),
+            answer(calls.CAPTURE, partial(calls.answer_capture, captures.here)),
+        ]
 
     @property
     def trace_export(self) -> dict[str, Any] | None:
@@ -89,7 +97,7 @@ class Inspection:
 
     async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
         found = self._found(peer_id)
-        return None if found is None else await capture(self._membership.calls, found.id, runner)
+        return None if found is None else await calls.capture(self._membership.calls, found.id, runner)
 
     async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
         found = self._found(peer_id)

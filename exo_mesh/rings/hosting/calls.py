@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -19,6 +20,8 @@ from exo_mesh.wire.peer_call import CALL_S, LOOK_S, AnyAnswer, PeerCall, PeerStr
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.stage_codec import status_to_proto
+
+_log = logging.getLogger(__name__)
 
 RESERVE = PeerCall(name="Reserve", request=pb.ReserveRequest, reply=pb.ReserveReply, deadline_s=CALL_S, access=ANYBODY)
 COMMIT = PeerStream(
@@ -126,8 +129,14 @@ async def _release(host: StageHost, request: pb.ReleaseRequest) -> pb.ReleaseRep
 
 async def _drain(host: StageHost, membership: Membership, request: pb.DrainRequest) -> pb.DrainReply:
     require_own(membership.own, request.node_id)
-    host.drain(on=request.on)
+    drain_here(host, on=request.on)
     return pb.DrainReply()
+
+
+def drain_here(host: StageHost, *, on: bool) -> None:
+    """Finish what runs here and take nothing new; or take requests again."""
+    host.draining = on
+    _log.info("draining: this node takes no new requests" if on else "this node takes requests again")
 
 
 async def _read_log(request: pb.ReadLogRequest) -> pb.ReadLogReply:

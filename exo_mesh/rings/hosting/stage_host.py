@@ -121,11 +121,6 @@ class StageHost:
         await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
         await self._tasks.close()
 
-    def drain(self, *, on: bool) -> None:
-        """Finish what runs and take nothing new; or take requests again."""
-        self.draining = on
-        _log.info("draining: this node takes no new requests" if on else "this node takes requests again")
-
     @property
     def leases(self) -> list[Lease]:
         return self._reservations.leases

@@ -97,14 +97,14 @@ class Member:
                 await introduce(self._calls, self._id, plan.model, plan.model_digest)
             except (FetchError, ModelError) as exc:
                 raise ReservationError(str(exc), peer_id=self._id) from exc
-        return await self._reserve(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
+        return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
 
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         """See StageHost.adopt."""
         request = pb.ReserveRequest(plan=plan_to_proto(plan), stage=index, adopt=ballot_to_proto(adopted))
-        return await self._reserve(request)
+        return await self._ask(request)
 
-    async def _reserve(self, request: pb.ReserveRequest) -> ReserveAnswer:
+    async def _ask(self, request: pb.ReserveRequest) -> ReserveAnswer:
         reply = await self._calls.call(self._id, RESERVE, request)
         if reply.never:
             raise ReservationError(reply.reason, peer_id=self._id, why=reply.never_code)

@@ -10,14 +10,11 @@ from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.mesh.membership.calls import reaches
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.calls import reachable
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.placing.calls import Member
-from exo_mesh.wire.proto import control_pb2 as pb
-
-REACH_S = 2.0
-"""How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""
 
 LOOK_EVERY_S = 0.1
 """Seconds between checks whether the peers that are still to release their stages answer this node."""
@@ -148,15 +145,12 @@ class Members:
 
     async def reaches(self, from_id: str, to_id: str) -> bool:
         """Whether one node gets an answer from another now. True if that cannot be determined."""
-        peer, target = self._membership.peer(from_id), self._membership.peer(to_id)
-        if target is None and to_id != self.own_id:
+        peer = self._membership.peer(to_id)
+        if peer is None and to_id != self.own_id:
             return True
-        incarnation = (self._membership.own if target is None else target.info).incarnation
-        request = pb.IndirectProbeRequest(from_peer=self.own_id, target=to_id, incarnation=incarnation)
+        incarnation = (self._membership.own if peer is None else peer.info).incarnation
         try:
-            if from_id == self.own_id:
-                return (await self._membership.answer_indirect_probe(request)).reached
-            return peer is None or (await peer.client.indirect_probe(request, REACH_S)).reached
+            return await reaches(self._membership.calls, from_id, to_id, incarnation)
         except MeshError:
             return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,11 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
+from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.mesh.membership.swim import Life, SwimState, Update
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_codec import peer_to_proto
+from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership import meshes
 from tests.mesh.membership.meshes import Peer, mesh, peer_info, until
@@ -110,19 +113,17 @@ async def test_a_killed_peer_whose_port_refuses_is_dead_without_a_suspicion(
 async def test_a_port_that_refuses_one_peer_alone_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a firewall that rejects: another peer reaches it."""
     async with mesh("a", "b", "c") as (a, b, c):
-        probe, is_refused = ControlClient.probe, ControlClient.is_refused
+        call, is_refused = ControlClient.call, ControlClient.is_refused
 
-        async def cut(
-            client: ControlClient, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False
-        ) -> pb.ProbeReply:
-            if request.from_peer == "a" and client.address == b.address:
+        async def cut(client: ControlClient, row: AnyRow, request: Any, timeout_s: float | None = None) -> Any:
+            if row is PROBE and request.from_peer == "a" and client.address == b.address:
                 raise TransportError("refused")
-            return await probe(client, request, timeout_s, by_call=by_call)
+            return await call(client, row, request, timeout_s)  # type: ignore[arg-type]
 
         async def refused(client: ControlClient, timeout_s: float) -> bool:
             return client.address == b.address or await is_refused(client, timeout_s)
 
-        monkeypatch.setattr(ControlClient, "probe", cut)
+        monkeypatch.setattr(ControlClient, "call", cut)
         monkeypatch.setattr(ControlClient, "is_refused", refused)
         await until(lambda: a.membership.peer("b").unanswered_since is not None)  # type: ignore[union-attr]
         rounds = c.membership.peer("b").last_heard  # type: ignore[union-attr]
