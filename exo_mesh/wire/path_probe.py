@@ -19,6 +19,11 @@ PROBE_PATH = PeerCall(
 )
 
 
+def path_request(reply_bytes: int = 0) -> pb.PathProbeRequest:
+    """Asks for a payload of so many bytes, but at most MAX_PROBE_BYTES."""
+    return pb.PathProbeRequest(reply_bytes=reply_bytes)
+
+
 def path_answer(peer_id: str) -> CallAnswer[pb.PathProbeRequest, pb.PathProbeReply]:
     """Answers from memory. The zeros are not compressed: gRPC compresses only on request."""
 

@@ -11,6 +11,7 @@ from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.mesh.membership.calling import Calls, require_own
 from exo_mesh.mesh.membership.known_peers import MAX_KNOWN_ADDRESSES
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.security.key_table import ApiKey
 from exo_mesh.wire.call_access import ANYBODY, CONFIRM_S, SECRET, OwnCalls, owner
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES
@@ -89,6 +90,11 @@ SHARE_KEYS = PeerCall(
     access=SECRET,
     takes_unknown=True,
 )
+
+
+async def goodbye(client: ControlPort, own: PeerInfo, *, asleep: bool = False) -> None:
+    """Notify a peer that this node leaves on purpose, or that its machine is about to sleep."""
+    await client.call(GOODBYE, pb.GoodbyeRequest(peer_id=own.id, incarnation=own.incarnation, asleep=asleep))
 
 
 async def reaches(calls: Calls, from_id: str, target: str, incarnation: int) -> bool:

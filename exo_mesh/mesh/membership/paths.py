@@ -20,8 +20,7 @@ from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.peers import Peer, is_answered_by
 from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.wire.path_probe import PROBE_PATH
-from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
+from exo_mesh.wire.path_probe import PROBE_PATH, path_request
 
 TICK_S = 0.5
 SETTLE_S = 1.0
@@ -180,7 +179,7 @@ class PathKeeper:
 
     async def _probe_ms(self, client: ControlPort, reply_bytes: int, timeout_s: float) -> float:
         sent = self._clock()
-        await client.call(PROBE_PATH, PathProbeRequest(reply_bytes=reply_bytes), timeout_s)
+        await client.call(PROBE_PATH, path_request(reply_bytes), timeout_s)
         return 1000 * (self._clock() - sent)
 
     def _forget_failed(self, peer: Peer) -> None:

@@ -14,8 +14,7 @@ from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.short_readings import ShortReadings
 from exo_mesh.security.namespace import fingerprint
-from exo_mesh.wire.path_probe import PROBE_PATH
-from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
+from exo_mesh.wire.path_probe import PROBE_PATH, path_request
 
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
@@ -158,7 +157,7 @@ async def first_answer(peer_id: str, clients: Sequence[ControlPort]) -> ControlP
 async def is_answered_by(peer_id: str, client: ControlPort) -> bool:
     """Whether this peer answers within ANSWER_S, and not another node."""
     try:
-        return (await client.call(PROBE_PATH, PathProbeRequest(), ANSWER_S)).peer_id == peer_id
+        return (await client.call(PROBE_PATH, path_request(), ANSWER_S)).peer_id == peer_id
     except MeshError:
         return False
 

@@ -20,7 +20,7 @@ from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
 from exo_mesh.mesh.membership.calling import Calls
-from exo_mesh.mesh.membership.calls import GOODBYE
+from exo_mesh.mesh.membership.calls import goodbye
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
@@ -277,9 +277,8 @@ class Membership:
 
     async def stop(self) -> None:
         """Say goodbye to all peers, and close all tasks and connections."""
-        goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
         peers = self.peers
-        await asyncio.gather(*(peer.client.call(GOODBYE, goodbye) for peer in peers), return_exceptions=True)
+        await asyncio.gather(*(goodbye(peer.client, self.own) for peer in peers), return_exceptions=True)
         await self._tasks.close()
         await asyncio.gather(*(peer.close() for peer in peers))
         self._roster.peers.clear()

@@ -13,10 +13,9 @@ from exo_mesh.errors import InputError, OpenMeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.wake_on_lan import PORT, send_magic_packets, shared_networks
 from exo_mesh.mesh.membership.calling import Calls
-from exo_mesh.mesh.membership.calls import GOODBYE, wake
+from exo_mesh.mesh.membership.calls import goodbye, wake
 from exo_mesh.mesh.membership.known_peers import FILE_NAME, KnownPeer, write_private
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_HELPING = 16
 """Most peers that are asked to send the packet too."""
@@ -60,10 +59,8 @@ class SleepDesk:
         roster = self._roster
         roster.is_asleep = True
         clock, wall = roster.clock(), roster.wall_clock()
-        goodbye = pb.GoodbyeRequest(peer_id=roster.own.id, incarnation=roster.own.incarnation, asleep=True)
-        asked = (peer.client.call(GOODBYE, goodbye) for peer in list(roster.peers.values()))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        heard = [isinstance(answer, pb.GoodbyeReply) for answer in answers]
+        told = (goodbye(peer.client, roster.own, asleep=True) for peer in list(roster.peers.values()))
+        heard = [answer is None for answer in await asyncio.gather(*told, return_exceptions=True)]
         _log.info("this machine is going to sleep; %d of %s acknowledged", sum(heard), counted(len(heard), "peer"))
         if not self._watching:
             self._watching = True
