@@ -1,4 +1,5 @@
-"""Regenerates exo_mesh/wire/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
+"""Regenerates the messages in exo_mesh/wire/proto from protos/. No stubs or servicers: calls are served and made by their
+rows (exo_mesh/wire/peer_call.py). Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
 
 python -m tools.generate_protos          write
 python -m tools.generate_protos --check  exit 1 if what is checked in differs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,6 +35,7 @@ from exo_mesh.wire.proto import driver_pb2, paths_pb2, ring_pb2
 from tests.mesh.membership import meshes
 from tests.mesh.membership.meshes import Peer, peer_info
 from tests.support.call_rows import all_rows
+from tests.support.installs import ROOT
 from tests.support.nodes import until
 from tests.wire.test_gate import Recorder
 
@@ -186,3 +188,19 @@ def test_proofs_are_bounded_and_expire() -> None:
     assert not calls.confirm(proofs[-2])
     calls.metadata()
     assert len(calls._made) == 1
+
+
+def test_the_documentation_says_of_every_call_who_may_make_it() -> None:
+    page = (ROOT / "docs" / "tasks" / "security.md").read_text()
+    table = page.partition("### An open mesh and its peers")[2].partition("\n\n### ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    said = {name: open_mesh.strip() for calls, _, open_mesh, _ in rows for name in re.findall(r"`(\w+)`", calls)}
+    beginnings = {
+        Access.ANYBODY: "anybody",
+        Access.PEER: "a live peer",
+        Access.OWNER: "nobody",
+        Access.SECRET: "nobody",
+    }
+    assert said.keys() == {call.partition("/")[2] for call in RULES} | {"Frames"}
+    for call, rule in RULES.items():
+        assert said[call.partition("/")[2]].startswith(beginnings[rule.access]), call
