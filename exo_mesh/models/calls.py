@@ -42,65 +42,50 @@ TEXT_FILES_S = 60.0
 MAX_SPANS = 1024
 """Most spans of one file. A stage of 80 layers has about this many; the fetch plan cuts the file at each of them."""
 
+# The deadline of a question about an engine is SURVEY_S longer.
 DESCRIBE_MODEL = PeerCall(
-    name="DescribeModel",
-    request=pb.DescribeModelRequest,
-    reply=pb.DescribeModelReply,
-    deadline_s=CALL_S,  # with an engine, SURVEY_S more
-    access=ANYBODY,
-    reply_bytes=4 * MAX_BYTES,
-)
-SELF_TEST = PeerCall(
-    name="SelfTest",
-    request=pb.SelfTestRequest,
-    reply=pb.SelfTestReply,
-    deadline_s=SELF_TEST_S + CALL_S,
-    access=ANYBODY,
-    reply_bytes=MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
-)
-READ_TEXT_FILES = PeerStream(
-    name="ReadTextFiles",
-    request=pb.ReadTextFilesRequest,
-    reply=pb.TextFile,
-    deadline_s=TEXT_FILES_S,
-    access=ANYBODY,
-    reply_bytes=MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
-)
-INTRODUCE = PeerCall(
-    name="Introduce",
-    request=pb.IntroduceRequest,
-    reply=pb.IntroduceReply,
-    deadline_s=INTRODUCE_S,
-    access=ANYBODY,  # in an open mesh from peers only, never from the hub: see FetchesForPeers
-)
-DESCRIBE_FILES = PeerCall(
-    name="DescribeFiles",
-    request=pb.DescribeFilesRequest,
-    reply=pb.DescribeFilesReply,
+    "DescribeModel",
+    pb.DescribeModelRequest,
+    pb.DescribeModelReply,
+    ANYBODY,
     deadline_s=CALL_S,
-    access=ANYBODY,
     reply_bytes=4 * MAX_BYTES,
 )
-PULL = PeerCall(
-    name="Pull",
-    request=pb.PullRequest,
-    reply=pb.PullReply,
-    deadline_s=INTRODUCE_S,
-    access=ANYBODY,  # as INTRODUCE
+# The reply has samples of the outputs of up to eight layer ranges.
+SELF_TEST = PeerCall(
+    "SelfTest",
+    pb.SelfTestRequest,
+    pb.SelfTestReply,
+    ANYBODY,
+    deadline_s=SELF_TEST_S + CALL_S,
+    reply_bytes=MAX_MESSAGE_BYTES,
 )
+# A message has a chunk of 1 MiB and the name of its file.
+READ_TEXT_FILES = PeerStream(
+    "ReadTextFiles",
+    pb.ReadTextFilesRequest,
+    pb.TextFile,
+    ANYBODY,
+    deadline_s=TEXT_FILES_S,
+    reply_bytes=MAX_BYTES + 64 * 1024,
+)
+# In an open mesh from peers only, never from the hub: see FetchesForPeers.
+INTRODUCE = PeerCall("Introduce", pb.IntroduceRequest, pb.IntroduceReply, ANYBODY, deadline_s=INTRODUCE_S)
+DESCRIBE_FILES = PeerCall(
+    "DescribeFiles",
+    pb.DescribeFilesRequest,
+    pb.DescribeFilesReply,
+    ANYBODY,
+    deadline_s=CALL_S,
+    reply_bytes=4 * MAX_BYTES,
+)
+# The same as for INTRODUCE.
+PULL = PeerCall("Pull", pb.PullRequest, pb.PullReply, ANYBODY, deadline_s=INTRODUCE_S)
 DROP_MODEL = PeerCall(
-    name="DropModel",
-    request=pb.DropModelRequest,
-    reply=pb.DropModelReply,
-    deadline_s=2 * CALL_S,
-    access=owner("exo-mesh rm MODEL"),
+    "DropModel", pb.DropModelRequest, pb.DropModelReply, owner("exo-mesh rm MODEL"), deadline_s=2 * CALL_S
 )
 DELETE_CARD = PeerCall(
-    name="DeleteCard",
-    request=pb.DeleteCardRequest,
-    reply=pb.DeleteCardReply,
-    deadline_s=CALL_S,
-    access=owner("exo-mesh models delete MODEL"),
+    "DeleteCard", pb.DeleteCardRequest, pb.DeleteCardReply, owner("exo-mesh models delete MODEL"), deadline_s=CALL_S
 )
 
 

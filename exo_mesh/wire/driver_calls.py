@@ -13,29 +13,11 @@ again."""
 UPLOAD_S = 120.0
 """Longest time for the pixels of one image."""
 
+# The driver refuses unknown fields itself, by an event.
 GENERATE = PeerStream(
-    name="Generate",
-    request=pb.GenerateRequest,
-    reply=pb.GenerateEvents,
-    deadline_s=None,
-    access=ANYBODY,
-    takes_unknown=True,  # the driver refuses it by an event
-    service="Driver",
+    "Generate", pb.GenerateRequest, pb.GenerateEvents, ANYBODY, deadline_s=None, takes_unknown=True, service="Driver"
 )
 RECALL = PeerCall(
-    name="Recall",
-    request=pb.RecallRequest,
-    reply=pb.RecallReply,
-    deadline_s=RECALL_S,
-    access=ANYBODY,
-    takes_unknown=True,
-    service="Driver",
+    "Recall", pb.RecallRequest, pb.RecallReply, ANYBODY, deadline_s=RECALL_S, takes_unknown=True, service="Driver"
 )
-PUT_IMAGE = PeerUpload(
-    name="PutImage",
-    request=pb.ImagePiece,
-    reply=pb.PutImageReply,
-    deadline_s=UPLOAD_S,
-    access=ANYBODY,
-    service="Driver",
-)
+PUT_IMAGE = PeerUpload("PutImage", pb.ImagePiece, pb.PutImageReply, ANYBODY, deadline_s=UPLOAD_S, service="Driver")

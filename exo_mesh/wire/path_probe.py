@@ -9,14 +9,7 @@ from exo_mesh.wire.proto import paths_pb2 as pb
 
 _PAYLOAD = bytes(MAX_PROBE_BYTES)
 
-PROBE_PATH = PeerCall(
-    name="ProbePath",
-    request=pb.PathProbeRequest,
-    reply=pb.PathProbeReply,
-    deadline_s=CALL_S,
-    access=ANYBODY,
-    service="Paths",
-)
+PROBE_PATH = PeerCall("ProbePath", pb.PathProbeRequest, pb.PathProbeReply, ANYBODY, deadline_s=CALL_S, service="Paths")
 
 
 def path_request(reply_bytes: int = 0) -> pb.PathProbeRequest:

@@ -8,7 +8,7 @@ network library.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -26,7 +26,7 @@ Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallRow(Generic[Q, R]):
     """One call. The name is that of the call in `service` of the protos, so it is part of the wire.
 
@@ -40,6 +40,7 @@ class CallRow(Generic[Q, R]):
     request: type[Q]
     reply: type[R]
     access: Rule
+    _: KW_ONLY
     reply_bytes: int = MAX_BYTES
     peer_bytes: int = STRANGER_BYTES
     takes_unknown: bool = False
@@ -51,23 +52,24 @@ class CallRow(Generic[Q, R]):
         return f"/exo_mesh.{self.service}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PeerCall(CallRow[Q, R]):
     """A call with one reply. deadline_s: of the call over the wire, unless the caller gives another one."""
 
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PeerStream(CallRow[Q, R]):
     """A call that is answered by a stream. deadline_s: of the whole stream; None: the caller watches the time between
     messages. outlives_verdict: a verdict of the membership about the peer does not end the stream."""
 
     deadline_s: float | None
+    _: KW_ONLY
     outlives_verdict: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PeerUpload(CallRow[Q, R]):
     """A call with one reply whose request is a stream. Its messages are not checked before the answer reads them."""
 

@@ -27,68 +27,35 @@ REACH_S = 2.0
 """How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""
 
 HELLO = PeerCall(
-    name="Hello",
-    request=pb.HelloRequest,
-    reply=pb.HelloReply,
-    deadline_s=CALL_S,
-    access=ANYBODY,
-    reply_bytes=STRANGER_BYTES,
-    takes_unknown=True,
+    "Hello", pb.HelloRequest, pb.HelloReply, ANYBODY, deadline_s=CALL_S, reply_bytes=STRANGER_BYTES, takes_unknown=True
 )
 PROBE = PeerCall(
-    name="Probe",
-    request=pb.ProbeRequest,
-    reply=pb.ProbeReply,
-    deadline_s=CALL_S,
-    access=ANYBODY,
-    peer_bytes=MAX_BYTES,
-    takes_unknown=True,
+    "Probe", pb.ProbeRequest, pb.ProbeReply, ANYBODY, deadline_s=CALL_S, peer_bytes=MAX_BYTES, takes_unknown=True
 )
 INDIRECT_PROBE = PeerCall(
-    name="IndirectProbe",
-    request=pb.IndirectProbeRequest,
-    reply=pb.IndirectProbeReply,
-    deadline_s=CALL_S,
-    access=ANYBODY,
-    takes_unknown=True,
+    "IndirectProbe", pb.IndirectProbeRequest, pb.IndirectProbeReply, ANYBODY, deadline_s=CALL_S, takes_unknown=True
 )
 EXCHANGE = PeerCall(
-    name="Exchange",
-    request=pb.ExchangeRequest,
-    reply=pb.ExchangeReply,
+    "Exchange",
+    pb.ExchangeRequest,
+    pb.ExchangeReply,
+    ANYBODY,
     deadline_s=CALL_S,
-    access=ANYBODY,
     peer_bytes=MAX_BYTES,
     takes_unknown=True,
 )
-GOODBYE = PeerCall(
-    name="Goodbye",
-    request=pb.GoodbyeRequest,
-    reply=pb.GoodbyeReply,
-    deadline_s=GOODBYE_S,
-    access=ANYBODY,
-    takes_unknown=True,
-)
-CONFIRM = PeerCall(
-    name="Confirm", request=pb.ConfirmRequest, reply=pb.ConfirmReply, deadline_s=CONFIRM_S, access=ANYBODY
-)
+GOODBYE = PeerCall("Goodbye", pb.GoodbyeRequest, pb.GoodbyeReply, ANYBODY, deadline_s=GOODBYE_S, takes_unknown=True)
+CONFIRM = PeerCall("Confirm", pb.ConfirmRequest, pb.ConfirmReply, ANYBODY, deadline_s=CONFIRM_S)
 STOP_NODE = PeerCall(
-    name="StopNode",
-    request=pb.StopNodeRequest,
-    reply=pb.StopNodeReply,
+    "StopNode",
+    pb.StopNodeRequest,
+    pb.StopNodeReply,
+    owner("exo-mesh node stop` or `exo-mesh node restart"),
     deadline_s=CALL_S,
-    access=owner("exo-mesh node stop` or `exo-mesh node restart"),
 )
-WAKE = PeerCall(
-    name="Wake", request=pb.WakeRequest, reply=pb.WakeReply, deadline_s=WAKE_S, access=owner("exo-mesh wake PEER")
-)
+WAKE = PeerCall("Wake", pb.WakeRequest, pb.WakeReply, owner("exo-mesh wake PEER"), deadline_s=WAKE_S)
 SHARE_KEYS = PeerCall(
-    name="ShareKeys",
-    request=pb.ShareKeysRequest,
-    reply=pb.ShareKeysReply,
-    deadline_s=SHARE_S,
-    access=SECRET,
-    takes_unknown=True,
+    "ShareKeys", pb.ShareKeysRequest, pb.ShareKeysReply, SECRET, deadline_s=SHARE_S, takes_unknown=True
 )
 
 

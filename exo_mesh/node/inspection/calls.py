@@ -33,34 +33,25 @@ MAX_CAPTURE_BYTES = 4 * 2**20 - 1024
 _CURL = 'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415'
 
 DIAGNOSE = PeerCall(
-    name="Diagnose",
-    request=pb.DiagnoseRequest,
-    reply=pb.DiagnoseReply,
-    deadline_s=ASK_S,
-    access=ANYBODY,
-    reply_bytes=4 * MAX_BYTES,
+    "Diagnose", pb.DiagnoseRequest, pb.DiagnoseReply, ANYBODY, deadline_s=ASK_S, reply_bytes=4 * MAX_BYTES
 )
 READ_TRACES = PeerCall(
-    name="ReadTraces",
-    request=pb.ReadTracesRequest,
-    reply=pb.ReadTracesReply,
+    "ReadTraces",
+    pb.ReadTracesRequest,
+    pb.ReadTracesReply,
+    owner("curl http://127.0.0.1:52415/v1/traces"),
     deadline_s=ASK_S,
-    access=owner("curl http://127.0.0.1:52415/v1/traces"),
     reply_bytes=MAX_MESSAGE_BYTES,
 )
 DELETE_TRACES = PeerCall(
-    name="DeleteTraces",
-    request=pb.DeleteTracesRequest,
-    reply=pb.DeleteTracesReply,
-    deadline_s=ASK_S,
-    access=owner(f"{_CURL}/v1/traces/delete"),
+    "DeleteTraces", pb.DeleteTracesRequest, pb.DeleteTracesReply, owner(f"{_CURL}/v1/traces/delete"), deadline_s=ASK_S
 )
 CAPTURE = PeerCall(
-    name="Capture",
-    request=pb.CaptureRequest,
-    reply=pb.CaptureReply,
+    "Capture",
+    pb.CaptureRequest,
+    pb.CaptureReply,
+    owner(f"{_CURL}/v1/diagnostics/node/capture"),
     deadline_s=CAPTURE_S,
-    access=owner(f"{_CURL}/v1/diagnostics/node/capture"),
     reply_bytes=4 * MAX_BYTES,
 )
 

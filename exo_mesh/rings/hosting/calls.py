@@ -23,39 +23,22 @@ from exo_mesh.wire.stage_codec import status_to_proto
 
 _log = logging.getLogger(__name__)
 
-RESERVE = PeerCall(name="Reserve", request=pb.ReserveRequest, reply=pb.ReserveReply, deadline_s=CALL_S, access=ANYBODY)
-COMMIT = PeerStream(
-    name="Commit",
-    request=pb.CommitRequest,
-    reply=pb.StageStatus,
-    deadline_s=None,
-    access=ANYBODY,
-    outlives_verdict=True,  # a verdict of the membership must not end a ring with healthy streams
-)
-LINK = PeerCall(name="Link", request=pb.LinkRequest, reply=pb.LinkReply, deadline_s=CALL_S, access=ANYBODY)
-LOOK_AT_STAGE = PeerCall(
-    name="LookAtStage", request=pb.LookAtStageRequest, reply=pb.LookAtStageReply, deadline_s=LOOK_S, access=ANYBODY
-)
-RELEASE = PeerCall(
-    name="Release",
-    request=pb.ReleaseRequest,
-    reply=pb.ReleaseReply,
-    deadline_s=2 * CALL_S,  # a stage may need 4 s to stop
-    access=PEER,
-)
+RESERVE = PeerCall("Reserve", pb.ReserveRequest, pb.ReserveReply, ANYBODY, deadline_s=CALL_S)
+# Outlives a verdict: the membership must not end a ring with healthy streams.
+COMMIT = PeerStream("Commit", pb.CommitRequest, pb.StageStatus, ANYBODY, deadline_s=None, outlives_verdict=True)
+LINK = PeerCall("Link", pb.LinkRequest, pb.LinkReply, ANYBODY, deadline_s=CALL_S)
+LOOK_AT_STAGE = PeerCall("LookAtStage", pb.LookAtStageRequest, pb.LookAtStageReply, ANYBODY, deadline_s=LOOK_S)
+# A stage may need 4 s to stop.
+RELEASE = PeerCall("Release", pb.ReleaseRequest, pb.ReleaseReply, PEER, deadline_s=2 * CALL_S)
 DRAIN = PeerCall(
-    name="Drain",
-    request=pb.DrainRequest,
-    reply=pb.DrainReply,
-    deadline_s=CALL_S,
-    access=owner("exo-mesh drain` or `exo-mesh drain --undo"),
+    "Drain", pb.DrainRequest, pb.DrainReply, owner("exo-mesh drain` or `exo-mesh drain --undo"), deadline_s=CALL_S
 )
 READ_LOG = PeerCall(
-    name="ReadLog",
-    request=pb.ReadLogRequest,
-    reply=pb.ReadLogReply,
+    "ReadLog",
+    pb.ReadLogRequest,
+    pb.ReadLogReply,
+    owner('curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'),
     deadline_s=CALL_S,
-    access=owner('curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'),
 )
 
 

@@ -23,19 +23,9 @@ from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.stage_codec import status_from_proto
 
 DELETE_INSTANCE = PeerCall(
-    name="DeleteInstance",
-    request=pb.DeleteInstanceRequest,
-    reply=pb.DeleteInstanceReply,
-    deadline_s=2 * CALL_S,
-    access=PEER,
+    "DeleteInstance", pb.DeleteInstanceRequest, pb.DeleteInstanceReply, PEER, deadline_s=2 * CALL_S
 )
-KEEP_INSTANCE = PeerCall(
-    name="KeepInstance",
-    request=pb.KeepInstanceRequest,
-    reply=pb.KeepInstanceReply,
-    deadline_s=CALL_S,
-    access=PEER,
-)
+KEEP_INSTANCE = PeerCall("KeepInstance", pb.KeepInstanceRequest, pb.KeepInstanceReply, PEER, deadline_s=CALL_S)
 
 RankEndpoints = Sequence[tuple[str, str]]
 """(endpoint as its peer reports it, peer id) of ranks 1 to N-1 of a tensor group."""

@@ -34,26 +34,15 @@ MAX_CHAIN_BYTES = 32 << 20
 
 MAX_PHASE_CHARS = 32
 
-CANCEL = PeerCall(name="Cancel", request=pb.CancelRequest, reply=pb.CancelReply, deadline_s=CANCEL_S, access=PEER)
+CANCEL = PeerCall("Cancel", pb.CancelRequest, pb.CancelReply, PEER, deadline_s=CANCEL_S)
+# The reply has the tools of requests.
 FIND_STREAMS = PeerCall(
-    name="FindStreams",
-    request=pb.FindStreamsRequest,
-    reply=pb.FindStreamsReply,
-    deadline_s=LOOK_S,
-    access=PEER,
-    reply_bytes=MAX_MESSAGE_BYTES,  # with the tools of a request
+    "FindStreams", pb.FindStreamsRequest, pb.FindStreamsReply, PEER, deadline_s=LOOK_S, reply_bytes=MAX_MESSAGE_BYTES
 )
-FOLLOW_STREAM = PeerStream(
-    name="FollowStream",
-    request=pb.FollowStreamRequest,
-    reply=pb.FollowReply,
-    deadline_s=None,  # the answer has one at the peer where it entered
-    access=PEER,
-)
-READ_KEPT = PeerStream(name="ReadKept", request=pb.ReadKeptRequest, reply=pb.KeptPart, deadline_s=KEPT_S, access=PEER)
-DELETE_KEPT = PeerCall(
-    name="DeleteKept", request=pb.DeleteKeptRequest, reply=pb.DeleteKeptReply, deadline_s=CALL_S, access=PEER
-)
+# No deadline: the request has one at the peer where it entered.
+FOLLOW_STREAM = PeerStream("FollowStream", pb.FollowStreamRequest, pb.FollowReply, PEER, deadline_s=None)
+READ_KEPT = PeerStream("ReadKept", pb.ReadKeptRequest, pb.KeptPart, PEER, deadline_s=KEPT_S)
+DELETE_KEPT = PeerCall("DeleteKept", pb.DeleteKeptRequest, pb.DeleteKeptReply, PEER, deadline_s=CALL_S)
 
 
 def answers(own_id: str, journal: Journal, live: LiveStreams, kept: KeptAnswers) -> list[AnyAnswer]:
