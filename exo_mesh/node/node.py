@@ -26,6 +26,7 @@ from exo_mesh.machine.wake_on_lan import own_macs
 from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.mesh.discovery.port import Announcement, Discovery
 from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership.calling import raise_bugs
 from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
@@ -292,6 +293,7 @@ class Node:
         answers = await asyncio.gather(  # a client may use one x-request-id at several peers
             *(cancel(calls, peer.id, request_id, key_id) for peer in everybody), return_exceptions=True
         )
+        raise_bugs(answers)
         return any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:

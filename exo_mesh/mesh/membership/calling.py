@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import cached_property
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.errors import InputError, TransportError
+from exo_mesh.errors import InputError, MeshError, TransportError
 from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.roster import Roster
 from exo_mesh.wire.peer_call import AnyAnswer, AnyRow, CallAnswer, PeerCall, PeerStream, Q, R, StreamAnswer
@@ -66,3 +66,10 @@ def require_own(own: PeerInfo, node_id: str) -> None:
     """Raises InputError if a request that names its node arrived at another one."""
     if node_id != own.id:
         raise InputError(f"this request is for node {node_id[:8]}, but arrived at another one")
+
+
+def raise_bugs(outcomes: Iterable[object]) -> None:
+    """Raises the first exception among the outcomes of calls that is no MeshError: this node's own answer has a bug."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):
+            raise outcome

@@ -12,7 +12,7 @@ from exo_mesh.base.printable import counted
 from exo_mesh.errors import InputError, OpenMeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.wake_on_lan import PORT, send_magic_packets, shared_networks
-from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.calling import Calls, raise_bugs
 from exo_mesh.mesh.membership.calls import goodbye, wake
 from exo_mesh.mesh.membership.known_peers import FILE_NAME, KnownPeer, write_private
 from exo_mesh.mesh.membership.roster import Roster
@@ -103,6 +103,7 @@ class SleepDesk:
         answers = await asyncio.gather(
             *(wake(self._calls, one.id, peer.id, peer.macs, peer.addresses) for one in senders), return_exceptions=True
         )
+        raise_bugs(answers)
         names = [one.name for one, sent in zip(senders, answers, strict=True) if isinstance(sent, int) and sent]
         if not names:
             if refusal := next((one for one in answers if isinstance(one, OpenMeshError)), None):

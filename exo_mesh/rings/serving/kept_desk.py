@@ -8,6 +8,7 @@ import logging
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.errors import InputError, MeshError, UnknownAnswerError
+from exo_mesh.mesh.membership.calling import raise_bugs
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.serving.calls import MAX_CHAIN_BYTES, delete_kept, read_kept
 from exo_mesh.rings.serving.kept_answers import MAX_LINKS, OWNER_CHARS, KeptAnswer, KeptAnswers, owner_of
@@ -71,9 +72,7 @@ class KeptDesk:
         calls, owners = self._membership.calls, self._owners(answer_id)
         asked = [delete_kept(calls, owner, key_id, answer_id) for owner in owners]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, MeshError):
-                raise answer
+        raise_bugs(answers)
         return any(answer is True for answer in answers)
 
     def missing(self, answer_id: str, asked_id: str = "") -> str:
