@@ -15,6 +15,9 @@ from exo_mesh.wire.gate import CODE_KEY
 from exo_mesh.wire.peer_call import AnyAnswer, AnyRow, CallAnswer, PeerCall, PeerStream, StreamAnswer, UploadAnswer
 from exo_mesh.wire.unknown_fields import require_known
 
+UNKNOWN = "unknown"
+"""The name of a caller that gRPC cannot name: no name at all stands for this node itself, which may do more."""
+
 
 def handlers_of(answers: Iterable[AnyAnswer]) -> tuple[grpc.GenericRpcHandler, ...]:
     """The handlers of one server. A MeshError ends a call with its code. Any other exception is a bug of exo-mesh,
@@ -51,7 +54,7 @@ def _one(answer: CallAnswer[Any, Any]) -> Any:
         try:
             if not takes_unknown:
                 require_known(request)
-            return await function(request, context.peer())
+            return await function(request, context.peer() or UNKNOWN)
         except MeshError as exc:
             await _abort(context, exc)
 

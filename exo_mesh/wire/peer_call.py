@@ -78,8 +78,8 @@ class PeerUpload(CallRow[Q, R]):
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer(Generic[Q, R]):
-    """The answer of a node to a call with one reply. function: gets the request and gRPC's name of the caller; a
-    MeshError that it raises reaches the caller as the same error."""
+    """The answer of a node to a call with one reply. function: gets the request and gRPC's name of the caller, "" for
+    this node itself; a MeshError that it raises reaches the caller as the same error."""
 
     row: PeerCall[Q, R]
     function: Callable[[Q, str], Awaitable[R]]

@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -21,7 +22,16 @@ from exo_mesh.wire.channels import new_server
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.driver_calls import GENERATE, PUT_IMAGE, RECALL
 from exo_mesh.wire.gate import Gate
-from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, PeerUpload, StreamAnswer, UploadAnswer, answer
+from exo_mesh.wire.peer_call import (
+    AnyRow,
+    CallAnswer,
+    PeerCall,
+    PeerStream,
+    PeerUpload,
+    StreamAnswer,
+    UploadAnswer,
+    answer,
+)
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, paths_pb2
 from tests.support.call_rows import all_rows, answers_of
@@ -133,6 +143,21 @@ async def test_a_call_to_the_own_id_is_answered_by_the_same_row_without_a_wire()
         await anext(mesh.calls.stream("b", COMMIT, pb.CommitRequest()))
     with pytest.raises(KeyError):
         await mesh.calls.call("a", READ_LOG, pb.ReadLogRequest())
+
+
+async def test_a_caller_without_a_name_is_not_taken_for_this_node() -> None:
+    seen = []
+
+    async def cancel(request: pb.CancelRequest, caller: str) -> pb.CancelReply:
+        seen.append(caller)
+        return pb.CancelReply()
+
+    (served,) = handlers_of([CallAnswer(CANCEL, cancel)])
+    details, context = SimpleNamespace(method=CANCEL.path), SimpleNamespace(peer=lambda: "")
+    handler: Any = served.service(cast(Any, details))
+    await handler.unary_unary(pb.CancelRequest(), context)
+    await Neighbours("a", [CallAnswer(CANCEL, cancel)]).calls.call("a", CANCEL, pb.CancelRequest())
+    assert seen == ["unknown", ""]
 
 
 def snake(name: str) -> str:
