@@ -13,8 +13,8 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Spans, common, merged
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import InputError, MeshError, TransportError, error_from_code
-from exo_mesh.mesh.membership.calling import Calls
 from exo_mesh.mesh.membership.peers import MAX_PEERS
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.models.card_json import card_from_json, card_to_json, survey_from_json, survey_to_json
 from exo_mesh.models.local_files import Holding, Layers, Wants
 from exo_mesh.models.self_tested import SelfTested

@@ -26,7 +26,7 @@ from exo_mesh.machine.wake_on_lan import own_macs
 from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.mesh.discovery.port import Announcement, Discovery
 from exo_mesh.mesh.discovery.static import StaticDiscovery
-from exo_mesh.mesh.membership.calling import raise_bugs
+from exo_mesh.mesh.membership.port import raise_bugs
 from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard

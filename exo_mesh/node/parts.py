@@ -17,11 +17,10 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.discovery.port import Discovery
-from exo_mesh.mesh.membership.callers import answers as membership_answers
-from exo_mesh.mesh.membership.callers import guard_of, key_answers
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
-from exo_mesh.mesh.membership.parts import SharingParts
+from exo_mesh.mesh.membership.parts import SharingParts, guard_of, key_answers
+from exo_mesh.mesh.membership.parts import answers as membership_answers
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts

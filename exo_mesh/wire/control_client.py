@@ -27,9 +27,8 @@ from exo_mesh.errors import (
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import Access, OwnCalls
-from exo_mesh.wire.call_handlers import method_of
 from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
-from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.gate import CODE_KEY, NAMESPACE_KEY
 from exo_mesh.wire.incoming import read_message
 from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, Q, R

@@ -27,10 +27,9 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.security.credentials import Credentials, CredentialSource
-from exo_mesh.wire.call_handlers import method_of
+from exo_mesh.wire.calls import GENERATE, RECALL
 from exo_mesh.wire.channel_options import TOKENS
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE, RECALL
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
 from exo_mesh.wire.image_upload import UploadedCall
 from exo_mesh.wire.plan_codec import ballot_from_proto

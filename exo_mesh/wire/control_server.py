@@ -14,13 +14,12 @@ from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import CallGuard, host_of_peer
-from exo_mesh.wire.call_handlers import handlers_of
+from exo_mesh.wire.calls import PROBE_PATH, path_answer
 from exo_mesh.wire.channel_options import CONTROL_SERVER, bracketed
 from exo_mesh.wire.channels import Option, bind, new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.handshake_counter import HandshakeCounter
 from exo_mesh.wire.incoming import STRANGER_BYTES, first_text, read_message
-from exo_mesh.wire.path_probe import PROBE_PATH, path_answer
 from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""Checks every call to a gRPC server before its handler sees it: the caller's namespace, and the message.
+"""Checks every call to a gRPC server before its answer sees it, and serves answers by the rows of calls.
 
 A handler gets a message that was read by `read_message`. An unreadable message is answered with RESOURCE_EXHAUSTED or
 INVALID_ARGUMENT; gRPC's own deserializer would answer UNKNOWN and print a traceback.
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -19,10 +20,12 @@ from google.protobuf.message import Message
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import printable
-from exo_mesh.errors import OpenMeshError, TransportError
+from exo_mesh.errors import MeshError, OpenMeshError, TransportError
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
 from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule, host_of_peer
 from exo_mesh.wire.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
+from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, StreamAnswer, UploadAnswer
+from exo_mesh.wire.unknown_fields import require_known
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that ended a call; its message is in the status details."""
@@ -156,3 +159,73 @@ class Gate(grpc.aio.ServerInterceptor):
             _log.warning("refused %d calls; the last one was %s from %s: %s", self._num_refused, what, caller, reason)
             self._due, self._num_refused = self._now() + REPORT_EVERY_S, 0
         await context.abort(code, reason, ((CODE_KEY, error),))
+
+
+UNKNOWN = "unknown"
+"""The name of a caller that gRPC cannot name: no name at all stands for this node itself, which may do more."""
+
+
+def handlers_of(answers: Iterable[AnyAnswer]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of one server. A MeshError ends a call with its code. Any other exception is a bug of exo-mesh,
+    which gRPC logs and answers with UNKNOWN."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for answer in answers:
+        services.setdefault(answer.row.service, {})[answer.row.name] = _handler(answer)
+    return tuple(grpc.method_handlers_generic_handler(f"exo_mesh.{name}", one) for name, one in services.items())
+
+
+def _handler(answer: AnyAnswer) -> grpc.RpcMethodHandler[Any, Any]:
+    row = answer.row
+    if isinstance(answer, CallAnswer):
+        return grpc.unary_unary_rpc_method_handler(_one(answer), row.request.FromString, row.reply.SerializeToString)
+    if isinstance(answer, StreamAnswer):
+        handle = _several(answer)
+        return grpc.unary_stream_rpc_method_handler(handle, row.request.FromString, row.reply.SerializeToString)
+    return grpc.stream_unary_rpc_method_handler(_upload(answer), row.request.FromString, row.reply.SerializeToString)
+
+
+def _one(answer: CallAnswer[Any, Any]) -> Any:
+    function, takes_unknown = answer.function, answer.row.takes_unknown
+
+    async def handle(request: Message, context: Any) -> Any:
+        try:
+            if not takes_unknown:
+                require_known(request)
+            return await function(request, context.peer() or UNKNOWN)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+def _several(answer: StreamAnswer[Any, Any]) -> Any:
+    function, takes_unknown = answer.function, answer.row.takes_unknown
+
+    async def handle(request: Message, context: Any) -> None:
+        """A coroutine that writes: a generator around another one would cost time for every token."""
+        try:
+            if not takes_unknown:
+                require_known(request)
+            async with aclosing(function(request)) as items:
+                async for item in items:
+                    await context.write(item)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+def _upload(answer: UploadAnswer[Any, Any]) -> Any:
+    async def handle(requests: AsyncIterator[Message], context: Any) -> Any:
+        try:
+            return await answer.function(requests)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+async def _abort(context: Any, exc: MeshError) -> None:
+    is_denied = isinstance(exc, OpenMeshError)
+    status = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(status, str(exc), ((CODE_KEY, exc.code),))

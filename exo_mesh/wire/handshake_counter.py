@@ -66,7 +66,7 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
 
         async def several(request: Any, context: Any) -> None:
             self.entered(context.peer())
-            await handler.unary_stream(request, context)  # a coroutine that writes; see call_handlers.py
+            await handler.unary_stream(request, context)  # a coroutine that writes; see gate.py
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, *codecs)

@@ -9,8 +9,8 @@ import grpc
 
 from exo_mesh.domain.images import Picture
 from exo_mesh.errors import PeerVersionError
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.driver_calls import GENERATE, PUT_IMAGE
+from exo_mesh.wire.calls import GENERATE, PUT_IMAGE
+from exo_mesh.wire.channels import method_of
 from exo_mesh.wire.proto import driver_pb2 as pb
 
 PIECE_BYTES = 512 * 1024

@@ -18,7 +18,7 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
-from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.models import calls, selftests
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing
@@ -78,7 +78,9 @@ class Bench:
         self.tests = SelfTests(registry, catalogue, {}, tmp_path / "scratch", command)
         rows = [answer(calls.SELF_TEST, partial(calls.answer_self_test, self.tests.run))]
         mesh: Any = SimpleNamespace(
-            own=node.membership.own, peer=node.membership.peer, calls=Calls(node.membership._roster, lambda: rows)
+            own=node.membership.own,
+            peer=node.membership.peer,
+            calls=Calls(node.node_id, lambda peer_id: None, lambda: rows),
         )
         self.mixing = Mixing(mesh, surveys, tmp_path / "verdicts")
         self.ring = [Candidate(node.node_id, GB, engine) for engine in answers]

@@ -15,8 +15,8 @@ PACKAGE = Path(exo_mesh.__file__).parent
 
 
 def all_rows() -> list[AnyRow]:
-    """The rows of every `calls.py`, and those of modules that have rows besides."""
-    files = [file for name in ("calls.py", "driver_calls.py", "path_probe.py") for file in PACKAGE.rglob(name)]
+    """The rows of every `calls.py`."""
+    files = PACKAGE.rglob("calls.py")
     names = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
     found = {value for name in names for value in vars(import_module(name)).values() if _is_row(value)}
     return sorted(found, key=lambda row: row.path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.wire.peer_call import AnyAnswer
 
 
@@ -18,22 +18,14 @@ class Neighbours:
     ) -> None:
         self.own = SimpleNamespace(id=own_id, name=own_id)
         self._peers = peers
-        roster: Any = _Roster(self)
-        self.calls = Calls(roster, lambda: answers)
+        self.calls = Calls(own_id, self._client_of, lambda: answers)
 
     @property
     def peers(self) -> list[Any]:
         return list(self._peers())
 
+    def _client_of(self, peer_id: str) -> Any:
+        return next((peer.client for peer in self.peers if peer.id == peer_id), None)
+
     def is_alive(self, peer_id: str) -> bool:
         return peer_id == self.own.id or any(peer.id == peer_id for peer in self.peers)
-
-
-class _Roster:
-    def __init__(self, neighbours: Neighbours) -> None:
-        self.own = neighbours.own
-        self._neighbours = neighbours
-
-    @property
-    def peers(self) -> dict[str, Any]:
-        return {peer.id: peer for peer in self._neighbours.peers}

@@ -17,11 +17,10 @@ import exo_mesh
 from exo_mesh.errors import InputError, TransportError
 from exo_mesh.rings.hosting.calls import COMMIT, READ_LOG
 from exo_mesh.rings.serving.calls import CANCEL
-from exo_mesh.wire.call_handlers import handlers_of
+from exo_mesh.wire.calls import GENERATE, PUT_IMAGE, RECALL
 from exo_mesh.wire.channels import new_server
 from exo_mesh.wire.control_server import ControlServer
-from exo_mesh.wire.driver_calls import GENERATE, PUT_IMAGE, RECALL
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.peer_call import (
     AnyRow,
     CallAnswer,

@@ -12,9 +12,9 @@ import pytest
 from exo_mesh.errors import TransportError
 from exo_mesh.rings.hosting.calls import COMMIT, RESERVE
 from exo_mesh.wire import control_client
+from exo_mesh.wire.calls import PROBE_PATH
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
-from exo_mesh.wire.path_probe import PROBE_PATH
 from exo_mesh.wire.peer_call import StreamAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest

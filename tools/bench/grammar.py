@@ -24,9 +24,8 @@ from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.plan_codec import ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
 

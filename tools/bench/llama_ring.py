@@ -28,9 +28,8 @@ from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.llama_whole import Job, WholeChild, rpc_servers, whole_child
 
 CONTEXT = 1024

@@ -29,9 +29,8 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import InputError, error_from_code
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0

@@ -16,7 +16,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
-from exo_mesh.mesh.membership import callers
+from exo_mesh.mesh.membership import parts
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.wire.call_access import OwnCalls
@@ -98,7 +98,7 @@ class SimPeer:
     async def before_refute(self) -> None: ...
 
     def answers(self) -> list[AnyAnswer]:
-        return callers.answers(self.membership, OwnCalls(self.membership.own.id))
+        return parts.answers(self.membership, OwnCalls(self.membership.own.id))
 
     def _reading(self) -> Telemetry:
         self._sequence += 1

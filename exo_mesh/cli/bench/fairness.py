@@ -34,9 +34,8 @@ from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.proto import driver_pb2
 
 MODEL = "exo-mesh-demo"

@@ -33,9 +33,8 @@ from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.call_handlers import method_of
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_calls import GENERATE
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 
 LAPS = 4096
 """Laps of a round: the driver computes its quantiles over exactly this many."""

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.mesh.membership.calling import Calls, require_own
 from exo_mesh.mesh.membership.known_peers import MAX_KNOWN_ADDRESSES
-from exo_mesh.mesh.membership.port import ControlPort
+from exo_mesh.mesh.membership.port import Calls, ControlPort, require_own
 from exo_mesh.security.key_table import ApiKey
 from exo_mesh.wire.call_access import ANYBODY, CONFIRM_S, SECRET, OwnCalls, owner
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES

@@ -20,7 +20,7 @@ from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.peers import Peer, is_answered_by
 from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.wire.path_probe import PROBE_PATH, path_request
+from exo_mesh.wire.calls import PROBE_PATH, path_request
 
 TICK_S = 0.5
 SETTLE_S = 1.0

@@ -96,6 +96,11 @@ class Roster:
     def view(self) -> View:
         return self.records.view
 
+    def client_of(self, peer_id: str) -> ControlPort | None:
+        """The client of a living peer."""
+        peer = self.peers.get(peer_id)
+        return None if peer is None else peer.client
+
     def take_fences(self, fences: Iterable[Fence]) -> None:
         """Store deletions of instances; `changed` beats if one of them is new."""
         new = [fence for fence in fences if self.records.fences.add(fence, self.clock())]

@@ -19,7 +19,6 @@ from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
-from exo_mesh.mesh.membership.calling import Calls
 from exo_mesh.mesh.membership.calls import goodbye
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
@@ -28,7 +27,7 @@ from exo_mesh.mesh.membership.fences import Fence, Fences
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort
+from exo_mesh.mesh.membership.port import Calls, ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.probing import Probing
 from exo_mesh.mesh.membership.roster import Roster
@@ -107,7 +106,7 @@ class Membership:
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
-        self.calls = Calls(roster, answers)
+        self.calls = Calls(own.id, roster.client_of, answers)
         self.stops = StopDesk(roster, self.calls)
         self.sleeps = SleepDesk(roster, self.calls)
 

@@ -12,9 +12,9 @@ from exo_mesh.base.printable import counted
 from exo_mesh.errors import InputError, OpenMeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.wake_on_lan import PORT, send_magic_packets, shared_networks
-from exo_mesh.mesh.membership.calling import Calls, raise_bugs
 from exo_mesh.mesh.membership.calls import goodbye, wake
 from exo_mesh.mesh.membership.known_peers import FILE_NAME, KnownPeer, write_private
+from exo_mesh.mesh.membership.port import Calls, raise_bugs
 from exo_mesh.mesh.membership.roster import Roster
 
 MAX_HELPING = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from exo_mesh.errors import StopPendingError
-from exo_mesh.mesh.membership.calling import Calls
 from exo_mesh.mesh.membership.calls import stop_node
 from exo_mesh.mesh.membership.naming import peer_called
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.mesh.membership.roster import Roster
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from exo_mesh.base.printable import printable_values
 from exo_mesh.errors import TransportError
-from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.node.inspection.trace_formats import trace_from_json, trace_to_json
 from exo_mesh.rings.serving.traces import MAX_TRACES, RequestTrace, TraceStore
 from exo_mesh.wire.call_access import ANYBODY, owner

@@ -12,7 +12,7 @@ import msgspec
 
 from exo_mesh.base.telemetry.log_ring import MAX_RECORDS, RECENT
 from exo_mesh.errors import InputError, ReservationError
-from exo_mesh.mesh.membership.calling import Calls, require_own
+from exo_mesh.mesh.membership.port import Calls, require_own
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.wire.call_access import ANYBODY, PEER, owner

@@ -14,7 +14,7 @@ from exo_mesh.rings.runner.inbox import Cancel, Submit, Unpark
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.pictures.store import PictureStore
 from exo_mesh.rings.runner.worker import Worker
-from exo_mesh.wire.driver_calls import GENERATE, PUT_IMAGE, RECALL, UPLOAD_S
+from exo_mesh.wire.calls import GENERATE, PUT_IMAGE, RECALL, UPLOAD_S
 from exo_mesh.wire.driver_codec import request_from_proto
 from exo_mesh.wire.image_codec import specs_from_proto
 from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, UploadAnswer, answer

@@ -23,10 +23,9 @@ from exo_mesh.rings.runner.ranks import RankLinks, watch_leader
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.wire.call_handlers import handlers_of
 from exo_mesh.wire.channel_options import bracketed
 from exo_mesh.wire.channels import bind, new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import ballot_to_proto
 from exo_mesh.wire.proto import ring_pb2 as ring_pb

@@ -10,7 +10,7 @@ from functools import partial
 
 from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
 from exo_mesh.errors import DeadlineError, TransportError
-from exo_mesh.mesh.membership.calling import Calls
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_answers import MAX_LINKS, KeptAnswer, KeptAnswers
 from exo_mesh.rings.serving.live import LiveStreams

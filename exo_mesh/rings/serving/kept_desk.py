@@ -8,7 +8,7 @@ import logging
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.errors import InputError, MeshError, UnknownAnswerError
-from exo_mesh.mesh.membership.calling import raise_bugs
+from exo_mesh.mesh.membership.port import raise_bugs
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.serving.calls import MAX_CHAIN_BYTES, delete_kept, read_kept
 from exo_mesh.rings.serving.kept_answers import MAX_LINKS, OWNER_CHARS, KeptAnswer, KeptAnswers, owner_of

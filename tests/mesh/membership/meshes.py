@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.mesh.membership import callers
+from exo_mesh.mesh.membership import parts
 from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.service import Membership
@@ -63,7 +63,7 @@ class Peer:
         self.address = ""
 
     def answers(self) -> list[AnyAnswer]:
-        own = [one for one in callers.answers(self.membership, self.own_calls) if one.row is not PROBE]
+        own = [one for one in parts.answers(self.membership, self.own_calls) if one.row is not PROBE]
         return [*own, answer(PROBE, self._probe)]
 
     async def _probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:

@@ -18,7 +18,7 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
 from exo_mesh.mesh.membership.swim import SwimState
 from exo_mesh.security.probe_seal import ProbeSeal
-from exo_mesh.wire.path_probe import PROBE_PATH
+from exo_mesh.wire.calls import PROBE_PATH
 from exo_mesh.wire.probes.messages import ProbeAnswer, ProbeQuestion, decode, encode_question, new_token
 from exo_mesh.wire.probes.port import Answerer, ProbePort
 from exo_mesh.wire.probes.udp_socket import Address

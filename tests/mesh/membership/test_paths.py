@@ -13,9 +13,9 @@ import pytest
 
 from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.mesh.membership.peers import MAX_ADDRESSES, Peer
+from exo_mesh.wire.calls import PROBE_PATH
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer, host_of_peer
-from exo_mesh.wire.path_probe import PROBE_PATH
 from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
 from tests.mesh.membership.meshes import peer_info, until
 

@@ -19,9 +19,10 @@ from exo_mesh.rings.runner.pictures.store import KEEP_S, MAX_WAITING_BYTES, Pict
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 from exo_mesh.rings.runner.stage import Stage
-from exo_mesh.wire.call_handlers import handlers_of, method_of
+from exo_mesh.wire.calls import PUT_IMAGE
+from exo_mesh.wire.channels import method_of
 from exo_mesh.wire.codec import FrameAssembler, encode_frame
-from exo_mesh.wire.driver_calls import PUT_IMAGE
+from exo_mesh.wire.gate import handlers_of
 from exo_mesh.wire.image_codec import spec_to_proto, specs_from_proto
 from exo_mesh.wire.image_upload import PIECE_BYTES, UploadedCall, pieces_of
 from exo_mesh.wire.proto import driver_pb2 as pb

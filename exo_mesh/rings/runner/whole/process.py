@@ -22,9 +22,8 @@ from exo_mesh.rings.runner.node_link import NodeLink
 from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.rings.runner.whole.service import WholeDriverService
 from exo_mesh.security.credentials import RenewedCredentials
-from exo_mesh.wire.call_handlers import handlers_of
 from exo_mesh.wire.channels import new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import plan_from_proto
 from exo_mesh.wire.proto import runner_pb2 as pb

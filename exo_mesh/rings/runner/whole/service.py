@@ -9,7 +9,7 @@ from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.rings.runner.generation import error_events
 from exo_mesh.rings.runner.whole.driver import WholeDriver
-from exo_mesh.wire.driver_calls import GENERATE, RECALL
+from exo_mesh.wire.calls import GENERATE, RECALL
 from exo_mesh.wire.driver_codec import request_from_proto
 from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, answer
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
