@@ -111,7 +111,7 @@ class RingMonitor:
         self.is_next_out_of_reach = False
         self.resumed = 0
         self.is_calm: Callable[[], bool] = lambda: False
-        """Whether no request uses the ring. The reports of other nodes are then read quietly, see PeerClient.commit,
+        """Whether no request uses the ring. The reports of other nodes are then read quietly, see ControlPort.stream,
         as long as all nodes of the ring answer."""
         self._is_quiet = False
         self._used_at = loop.time()
