@@ -36,6 +36,8 @@ STILL_WIDE = {
     "exo_mesh/api": 34,
     "exo_mesh/api/core": 35,
     "exo_mesh/domain": 42,
+    "exo_mesh/rings/hosting": 33,
+    "exo_mesh/rings/placing": 31,
     "exo_mesh/rings/runner": 34,
     "exo_mesh/text": 31,
     "engines/exo_mesh_llamacpp": 33,
@@ -87,9 +89,6 @@ def test_a_node_starts_stops_and_holds_its_services() -> None:
     assert {"start", "finish", "stop"} <= set(methods) and len(methods) <= 12, "a call belongs to one of the services"
 
 
-WIDER: set[str] = {"ControlService"}
-"""Classes whose constructors take more than MOST_ARGUMENTS. ControlService answers the calls of every package."""
-
 MOST_ARGUMENTS = 9
 
 
@@ -107,7 +106,7 @@ def test_a_constructor_takes_few_enough_arguments_to_be_read() -> None:
     texts = {path: path.read_text() for path in product()}
     found = [one for path, text in texts.items() if many.search(text) for one in widths(ast.parse(text))]
     assert len(found) > 5, "the pattern finds what it is for"
-    wide = {name: width for name, width in found if width > MOST_ARGUMENTS and name not in WIDER}
+    wide = {name: width for name, width in found if width > MOST_ARGUMENTS}
     assert wide == {}, "give it an object that several of them belong to"
     assert dict(widths(ast.parse("class A:\n    def __init__(self, a, /, b, *, c): ..."))) == {"A": 3}
 

@@ -9,6 +9,7 @@ from exo_mesh.domain.peer_names import matching, peer_named
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import describe_files
 from exo_mesh.settings.config import ConfigError, Settings
 
 GIB = 2**30
@@ -107,6 +108,6 @@ class MeshStore:
         if host is None or not host.info.has_store or host.info.knows(model):
             return False
         try:
-            return not (await host.client.describe_files(model)).found
+            return await describe_files(self._membership.calls, host.id, model) is None
         except MeshError:
             return False

@@ -1,4 +1,4 @@
-"""Lists, finds, downloads and deletes models, for callers of this node's API and for peers."""
+"""Lists, finds, downloads and deletes models, for callers of this node's API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.base.tasks import Bound
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.peer_names import peers_named
@@ -19,17 +18,16 @@ from exo_mesh.errors import (
     ModelError,
     NotFetchedError,
     OpenMeshError,
-    PendingPlacementError,
     PlacementError,
     UnknownModelError,
 )
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import drop_model, introduce, pull
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import FILES_ONLY, HubModel
-from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
 from exo_mesh.models.parts import ModelParts
@@ -40,22 +38,17 @@ from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.weights.model_files import read_json
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
 MAIN = "main"
-
-MAX_ASKED = 32
-"""Most lookups and starts of downloads that peers may run on this node at once; each may take minutes."""
 
 TOLD_S = 10.0
 """Longest wait until this node knows of a model that a peer has received."""
 
 
 class ModelService:
-    """The models of the mesh: the API's calls, and the answers to peers. All failures are MeshErrors. peer, peers: see
-    Membership.peer_named."""
+    """The models of the mesh. All failures are MeshErrors. peer, peers: see Membership.peer_named."""
 
     def __init__(
         self, membership: Membership, models: ModelParts, owning: InstanceParts, *, obeys_peers: bool = True
@@ -69,7 +62,6 @@ class ModelService:
         self._instances = owning.instances
         self._planner = owning.planner
         self._obeys_peers = obeys_peers
-        self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
 
     # what there is
 
@@ -168,11 +160,10 @@ class ModelService:
     async def _resolve(self, name: str, repo: str, revision: str) -> None:
         """Downloads a model's headers from the hub: to the store's host if that is another node, else to this one."""
         host = self._downloads.store.remote
+        at = self._membership.own.id if host is None else host.id
+        await introduce(self._membership.calls, at, name, repo=repo, revision=revision)
         if host is None:
-            allows_code = self._shelf.allows_code(name)
-            await self._downloads.resolve(name, repo, revision, allows_code=allows_code)
             return
-        await host.client.introduce(name, "", repo=repo, revision=revision)
         deadline = asyncio.get_running_loop().time() + TOLD_S
         while not self._catalogue.holders(name):
             if asyncio.get_running_loop().time() > deadline:
@@ -238,10 +229,9 @@ class ModelService:
     async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
         wants, hub_user = self._with_hub_user(card.name, await self._wants(card, peers, whole=whole))
         # every peer needs the headers before a peer can wait for bytes that arrive at another one
-        await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
-        await _first_failure_if_all(
-            self._pull_at(peer_id, card.name, card.digest, wants, hub_user) for peer_id in wants
-        )
+        calls = self._membership.calls
+        await _first_failure_if_all(introduce(calls, peer_id, card.name, card.digest) for peer_id in wants)
+        await _first_failure_if_all(pull(calls, peer_id, card.name, card.digest, wants, hub_user) for peer_id in wants)
         return self._downloads.begun(card.name, wants)
 
     def _with_hub_user(self, model: str, wants: Wants) -> tuple[Wants, str]:
@@ -263,18 +253,12 @@ class ModelService:
         For GGUF files that cannot be run: they have no card, so they cannot be divided into layers.
         """
         wants: Wants = dict.fromkeys(self._named(peers) or [self._membership.own.id])
-        name, origin = meant.in_mesh, (f"{meant.repo}:{meant.quant}:{FILES_ONLY}", meant.revision or MAIN)
+        calls, name, revision = self._membership.calls, meant.in_mesh, meant.revision or MAIN
+        repo = f"{meant.repo}:{meant.quant}:{FILES_ONLY}"
         # every peer needs the sizes before a peer can wait for bytes that arrive at another one
-        await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
-        await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
+        await _first_failure_if_all(introduce(calls, peer_id, name, repo=repo, revision=revision) for peer_id in wants)
+        await _first_failure_if_all(pull(calls, peer_id, name, "", wants) for peer_id in wants)
         return self._downloads.begun(name, wants)
-
-    async def _resolve_at(self, peer_id: str, name: str, repo: str, revision: str) -> None:
-        peer = self._membership.peer(peer_id)
-        if peer_id == self._membership.own.id:
-            await self._downloads.resolve(name, repo, revision)
-        elif peer is not None:
-            await peer.client.introduce(name, "", repo=repo, revision=revision)
 
     async def cancel_download(self, peer: str, model: str) -> bool:
         """Cancels a download at a peer, or forgets a failed one; keeps the downloaded part. False if there is none."""
@@ -368,78 +352,11 @@ class ModelService:
             raise await self._planner.judge(card, spec, exc) from exc
         return {peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers}
 
-    async def _introduce_at(self, peer_id: str, card: ModelCard) -> None:
-        peer = self._membership.peer(peer_id)
-        if peer_id == self._membership.own.id:
-            await self._downloads.introduce(card.name, card.digest)
-        elif peer is not None:
-            await peer.client.introduce(card.name, card.digest)
-
-    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants, hub_user: str = "") -> None:
-        if peer_id == self._membership.own.id:
-            await self._downloads.pull(name, digest, wants, hub_user=hub_user)
-            return
-        peer = self._membership.peer(peer_id)
-        if peer is None:
-            raise PendingPlacementError(f"peer {peer_id[:8]} has left the mesh")
-        request = pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants), hub_user=hub_user)
-        await peer.client.pull(request)
-
     async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
-        """Deletes files or cancels a download at a peer (see DropModel); returns the freed bytes, None without any."""
-        if peer_id == self._membership.own.id:
-            return await self._drop_here(model, files=files, staged=staged)
-        peer = self._membership.peer(peer_id)
-        return None if peer is None else await peer.client.drop_model(model, files=files, staged=staged)
-
-    async def _drop_here(self, model: str, *, files: bool, staged: bool) -> int | None:
-        if files and not staged:
-            return await self._downloads.delete(model)
-        work = self._downloads.room.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
-        return 0 if await work else None
-
-    # for peers
-
-    async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        with self._asked.taken():
-            if request.repo:
-                self._require_hub(request.repo.removesuffix(f":{FILES_ONLY}"))
-                code = self._shelf.allows_code(request.model)
-                await _with_remedy(
-                    self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
-                )
-            else:
-                await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
-        return pb.IntroduceReply()
-
-    async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
-        return await self._downloads.describe(request.model)
-
-    async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
-        wants = wants_from_proto(request.wants)
-        with self._asked.taken():
-            await _with_remedy(
-                self._downloads.pull(
-                    request.model,
-                    request.model_digest,
-                    wants,
-                    from_hub=self._obeys_peers,
-                    hub_user=request.hub_user,
-                )
-            )
-        return pb.PullReply()
-
-    def _require_hub(self, repo: str) -> None:
-        """Raises OpenMeshError in a mesh where peers have no right to make this node use the hub."""
-        if not self._obeys_peers:
-            raise OpenMeshError(
-                f"this mesh is open, so {self._membership.own.name} downloads {repo} from the hub for no peer; "
-                f"type `exo-mesh pull {repo}` on that machine, or start its node with --open-admin"
-            )
-
-    async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
-        freed = await self._drop_here(request.model, files=request.files, staged=request.staged)
-        return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
+        """See calls.drop_model; None for a peer that is gone."""
+        if not self._membership.is_alive(peer_id):
+            return None
+        return await drop_model(self._membership.calls, peer_id, model, files=files, staged=staged)
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
@@ -448,11 +365,3 @@ async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
     failures = [one for one in outcomes if isinstance(one, BaseException)]
     if failures and len(failures) == len(outcomes):
         raise failures[0]
-
-
-async def _with_remedy(work: Awaitable[None]) -> None:
-    """Awaits the work; puts the remedy of a FetchError into its text, because only the text reaches a peer."""
-    try:
-        await work
-    except FetchError as exc:
-        raise FetchError(exc.full) from exc

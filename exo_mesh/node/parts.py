@@ -17,27 +17,28 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.discovery.port import Discovery
-from exo_mesh.mesh.membership.callers import guard_of
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
-from exo_mesh.mesh.membership.parts import SharingParts
+from exo_mesh.mesh.membership.parts import SharingParts, guard_of, key_answers
+from exo_mesh.mesh.membership.parts import answers as membership_answers
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
-from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
 from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
 from exo_mesh.node.service import Services
+from exo_mesh.rings.hosting import calls as hosting_calls
 from exo_mesh.rings.hosting.certificate_renewal import own_credentials
 from exo_mesh.rings.hosting.kept_here import KeptHere
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.placing import calls as instance_calls
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.request_run import Patience
@@ -48,6 +49,7 @@ from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.channel_options import MAX_CONNECTIONS
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.probes.port import probe_port
 
 
@@ -106,6 +108,7 @@ class NodeParts:
         self.serving = self._new_serving(tuning.patience)
         self.health = self._new_health()
         self.services = self._new_services()
+        self.answers = self._all_answers()
         self.server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -128,6 +131,7 @@ class NodeParts:
                 address, self.credentials, settings.namespace, self.probe_port, self.own_calls
             ),
             peer_filter=PeerFilter(settings.node_id_filter, settings.interface_type_filter),
+            answers=lambda: self.answers,
             timing=timing,
             clock=self.clock,
         )
@@ -241,27 +245,28 @@ class NodeParts:
             obeys_peers=self.credentials is not None or self.settings.open_admin,
         )
 
+    @property
+    def _obeys_peers(self) -> bool:
+        """Whether this node uses the hub for its peers; see FetchesForPeers."""
+        return self.credentials is not None or self.settings.open_admin
+
+    def _all_answers(self) -> list[AnyAnswer]:
+        """This node's answers to every call of peers."""
+        return [
+            *membership_answers(self.membership, self.own_calls),
+            *key_answers(self.keys),
+            *hosting_calls.answers(self.hosting.host, self.membership),
+            *self.models.answers(self.settings.name, obeys_peers=self._obeys_peers),
+            *self.serving.answers,
+            *self.services.observation.inspection.answers,
+            *instance_calls.answers(
+                self.membership, self.owning.instances.delete_own, self.owning.owned_rings.unused.wish_idle
+            ),
+        ]
+
     def _new_server(self) -> ControlServer:
-        models = self.models
-        service = ControlService(
-            self.membership,
-            self.hosting.host,
-            models.catalogue,
-            models.surveys,
-            models.self_tests,
-            self.owning.instances,
-            self.serving.journal,
-            self.services.observation.inspection,
-            self.keys,
-            self.services.models,
-            models.shelf,
-            self.serving.streams,
-            self.serving.kept,
-            self.services.peers,
-            self.own_calls,
-        )
         return ControlServer(
-            service,
+            self.answers,
             self.credentials,
             peer_id=self.membership.own.id,
             namespace=self.settings.namespace,

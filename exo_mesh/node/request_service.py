@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.errors import NodeStoppingError, NotReadyError
+from exo_mesh.mesh.membership.port import raise_bugs
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.serving.calls import cancel
 from exo_mesh.rings.serving.parts import ServingParts
 
 
@@ -43,8 +45,9 @@ class RequestService:
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancels a request at any reachable peer, by any id that its client saw; False if it is unknown. With a
         key_id, a request with another API key counts as unknown."""
-        here = self._serving.journal.cancel(request_id, key_id)
+        calls, everybody = self._membership.calls, self._membership.everybody
         answers = await asyncio.gather(  # a client may use one x-request-id at several peers
-            *(peer.client.cancel(request_id, key_id) for peer in self._membership.peers), return_exceptions=True
+            *(cancel(calls, peer.id, request_id, key_id) for peer in everybody), return_exceptions=True
         )
-        return here or any(answer is True for answer in answers)
+        raise_bugs(answers)
+        return any(answer is True for answer in answers)

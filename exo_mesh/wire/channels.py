@@ -1,4 +1,5 @@
-"""Opens all gRPC channels and binds all servers: with mutual TLS if there are credentials, otherwise in plain text."""
+"""Opens all gRPC channels, makes calls over them by rows, and binds all servers: with mutual TLS if there are
+credentials, otherwise in plain text."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import grpc.aio
 
 from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials, CredentialSource
 from exo_mesh.wire.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream
 
 Option = tuple[str, int | str]
 
@@ -97,3 +99,12 @@ def _server_credentials(source: CredentialSource, on_connection: Callable[[], No
 
 def _shown(own: Credentials) -> Any:
     return grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)
+
+
+def method_of(channel: grpc.aio.Channel, row: AnyRow, read: Any = None) -> Any:
+    """The call over a channel, as gRPC makes it. read: reads a reply; by default without limits."""
+    if isinstance(row, PeerCall):
+        make: Any = channel.unary_unary
+    else:
+        make = channel.unary_stream if isinstance(row, PeerStream) else channel.stream_unary
+    return make(row.path, row.request.SerializeToString, read or row.reply.FromString)

@@ -44,6 +44,7 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.service import Services
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving import calls as serving_calls
 from exo_mesh.rings.serving.explanations import Explanation, Explanations
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
 from exo_mesh.rings.serving.kept_desk import KeptDesk
@@ -54,6 +55,7 @@ from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
+from tests.support.neighbours import Neighbours
 from tests.support.reports import report_of
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
@@ -286,13 +288,17 @@ class ScriptedRequests:
 
     _mesh: ScriptedMesh
 
+    def _neighbours(self) -> Any:
+        nothing: Any = None
+        return Neighbours("peer1", serving_calls.answers("peer1", nothing, self._mesh.live, self._mesh.answers))
+
     @property
     def streams(self) -> StreamDesk:
-        return StreamDesk("peer1", lambda: (), self._mesh.live)
+        return StreamDesk(self._neighbours(), self._mesh.live)
 
     @property
     def kept_answers(self) -> KeptDesk:
-        return KeptDesk("peer1", lambda: (), self._mesh.answers)
+        return KeptDesk(self._neighbours(), self._mesh.answers)
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         self._mesh.requests.append(request)

@@ -16,6 +16,7 @@ import pytest
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import FetchError, ModelError, NotFetchedError, OpenMeshError, UnknownModelError
 from exo_mesh.models import parts
+from exo_mesh.models.calls import INTRODUCE, PULL
 from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -281,14 +282,15 @@ async def test_in_an_open_mesh_only_the_node_that_a_person_asks_uses_the_hub(
             await a.models.find("org/other", may_download=True)
             stranger = a.membership.client_at(f"127.0.0.1:{b.grpc_port}")
             with pytest.raises(OpenMeshError, match=r"b downloads org/tiny from the hub for no peer; type"):
-                await stranger.introduce("org/tiny", "", repo="org/tiny", revision="main")
+                await stranger.call(INTRODUCE, pb.IntroduceRequest(model="org/tiny", repo="org/tiny", revision="main"))
             card = await a._models.catalogue.card("org/other")
-            await stranger.introduce("org/other", card.digest)
+            await stranger.call(INTRODUCE, pb.IntroduceRequest(model="org/other", model_digest=card.digest))
             sent = hub.sent_bytes
-            await stranger.pull(
+            await stranger.call(
+                PULL,
                 pb.PullRequest(
                     model="org/other", model_digest=card.digest, wants=[pb.PeerLayers(peer=b.node_id, whole=True)]
-                )
+                ),
             )
             await until(
                 lambda: (

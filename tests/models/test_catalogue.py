@@ -12,7 +12,8 @@ import pytest
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError
 from exo_mesh.models import catalogue as catalogue_module
-from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.models.card_json import card_from_json, card_to_json
+from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.weights import store as store_module
 from exo_mesh.weights.store import ModelStore

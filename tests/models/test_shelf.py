@@ -90,7 +90,7 @@ async def test_cards_are_read_from_all_directories_and_the_first_wins(
     assert shelf.cards()["Qwen/Qwen3-0.6B"].family == "mine", "a custom card wins over a shipped one"
     assert shelf.unusable == {"broken.toml": "broken.toml: colour: there is no such field"}
     with pytest.raises(InputError, match=r"several\.toml has other cards too"):
-        await shelf.delete_card("org/a")
+        await shelf.delete_own("org/a")
     (two / "several.toml").unlink()
     await shelf.rescan()
     assert "org/a" not in shelf.cards() and shelf.cards()["Qwen/Qwen3-0.6B"].family == "qwen"

@@ -22,7 +22,7 @@ from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.mesh.membership.detector import LAN
-from exo_mesh.node.control_service import ControlService
+from exo_mesh.rings.hosting import calls as hosting_calls
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.runner_starter import USUAL_LIMITS, RunnerHistory, RunnerStarter
@@ -30,6 +30,7 @@ from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.hosting.stage_memory import StageMemory
 from exo_mesh.rings.hosting.status_board import StatusBoard
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
+from exo_mesh.rings.placing import calls as instance_calls
 from exo_mesh.rings.placing.candidate_pool import CandidatePool, Here
 from exo_mesh.rings.placing.group_facts import GroupKnowledge
 from exo_mesh.rings.placing.instances import Instances
@@ -43,6 +44,7 @@ from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.plan_codec import plan_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2, runner_pb2
@@ -276,9 +278,14 @@ class SimNode(SimPeer):
         self.instances = Instances(
             membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
-        self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 9
-        )
+
+    def answers(self) -> list[AnyAnswer]:
+        instances, unused = self.instances, self.owned_rings.unused
+        return [
+            *super().answers(),
+            *hosting_calls.answers(self.host, self.membership),
+            *instance_calls.answers(self.membership, instances.delete_own, unused.wish_idle),
+        ]
 
     def describe(self) -> PeerInfo:
         own = super().describe()

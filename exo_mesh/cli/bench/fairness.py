@@ -34,8 +34,9 @@ from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.proto import driver_pb2, driver_pb2_grpc
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
+from exo_mesh.wire.proto import driver_pb2
 
 MODEL = "exo-mesh-demo"
 CALL_DEADLINE_S = 300.0
@@ -85,7 +86,7 @@ class RingClient:
     """Sends requests to the driver of a ring."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+        self._generate = method_of(channel, GENERATE)
         self._sent = 0
 
     async def ask(self, prompt: int, tokens: int, call: Call | None = None) -> Call:
@@ -102,7 +103,7 @@ class RingClient:
         return call
 
     async def _read(self, request: driver_pb2.GenerateRequest, call: Call) -> None:
-        async for message in self._stub.Generate(request, timeout=CALL_DEADLINE_S):
+        async for message in self._generate(request, timeout=CALL_DEADLINE_S):
             if message.error_code:
                 raise error_from_code(message.error_code, message.error_message)
             call.came += [time.perf_counter()] * len(message.events)

@@ -18,7 +18,7 @@ from exo_mesh.mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.mesh.membership.known_peers import KnownPeers
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import ITSELF, MAX_PEERS, Peer
-from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.records import Records
 from exo_mesh.mesh.membership.refusals import REFUSED_S, Refusals
 from exo_mesh.mesh.membership.swim import GONE, SMALL, Life, Swim, SwimState, Update
@@ -62,7 +62,7 @@ class Roster:
         timing: Timing,
         clock: Clock,
         rng: random.Random,
-        dial: Callable[[str], PeerClient],
+        dial: Callable[[str], ControlPort],
         peer_filter: PeerFilter,
     ) -> None:
         self.own = own
@@ -95,6 +95,11 @@ class Roster:
     @property
     def view(self) -> View:
         return self.records.view
+
+    def client_of(self, peer_id: str) -> ControlPort | None:
+        """The client of a living peer."""
+        peer = self.peers.get(peer_id)
+        return None if peer is None else peer.client
 
     def take_fences(self, fences: Iterable[Fence]) -> None:
         """Store deletions of instances; `changed` beats if one of them is new."""

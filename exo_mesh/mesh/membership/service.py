@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
@@ -20,6 +20,7 @@ from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
+from exo_mesh.mesh.membership.calls import goodbye
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
@@ -28,13 +29,14 @@ from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.own_side import OwnSide
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.port import Calls, ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.probing import Probing
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.mesh.membership.sleeping import GOODBYE_S, SleepDesk
+from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.mesh.membership.swim import SwimState, Update
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_SILENT_PROBED = 8
@@ -60,17 +62,18 @@ slow."""
 class Membership:
     """Starts alone; `suggest` connects it to other nodes.
 
-    node: see OwnSide. dial(address) makes a client for "host:port" with the credentials of this node. peer_filter: by
-    default every peer is admitted and every address dialled. `changed` beats whenever the view or the set of living
-    peers changes.
+    node: see OwnSide. dial(address) makes a client for "host:port" with the credentials of this node. answers() returns
+    the answers of this node to calls; see Calls. peer_filter: by default every peer is admitted and every address
+    dialled. `changed` beats whenever the view or the set of living peers changes.
     """
 
     def __init__(
         self,
         own: PeerInfo,
         node: OwnSide,
-        dial: Callable[[str], PeerClient],
+        dial: Callable[[str], ControlPort],
         *,
+        answers: Callable[[], Iterable[AnyAnswer]] = tuple,
         peer_filter: PeerFilter | None = None,
         timing: Timing = LAN,
         clock: Clock = monotonic,
@@ -94,8 +97,9 @@ class Membership:
         self._admission = Admission(roster, self._exchange, node.before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
-        self.stops = StopDesk(roster)
-        self.sleeps = SleepDesk(roster)
+        self.calls = Calls(own.id, roster.client_of, answers)
+        self.stops = StopDesk(roster, self.calls)
+        self.sleeps = SleepDesk(roster, self.calls)
 
     # State for the rest of the node.
 
@@ -169,7 +173,7 @@ class Membership:
         cores = max((device.cores for device in info.devices), default=0)
         return 0.0 if reading is None or not cores else reading.load / cores
 
-    def client_at(self, address: str) -> PeerClient:
+    def client_at(self, address: str) -> ControlPort:
         """A client with this node's credentials; the caller closes it."""
         return self._roster.dial(address)
 
@@ -282,9 +286,8 @@ class Membership:
 
     async def stop(self) -> None:
         """Say goodbye to all peers, and close all tasks and connections."""
-        goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
         peers = self.peers
-        await asyncio.gather(*(peer.client.goodbye(goodbye, GOODBYE_S) for peer in peers), return_exceptions=True)
+        await asyncio.gather(*(goodbye(peer.client, self.own) for peer in peers), return_exceptions=True)
         await self._tasks.close()
         await asyncio.gather(*(peer.close() for peer in peers))
         self._roster.peers.clear()
@@ -308,7 +311,7 @@ class Membership:
         """Admit the caller, or reply with the reason of the refusal."""
         return await self._admission.answer_hello(request, caller_host)
 
-    def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+    async def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         return self._probing.answer(request)
 
@@ -320,11 +323,11 @@ class Membership:
         """Probe a peer on behalf of a caller that cannot reach it."""
         return await self._probing.answer_indirect(request)
 
-    def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+    async def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
         """Answer one call of an anti-entropy round, as the called side."""
         return self._exchange.answer(request)
 
-    def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+    async def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         """Handle a peer that leaves on purpose or goes to sleep."""
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:

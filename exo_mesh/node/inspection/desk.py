@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from exo_mesh.domain.reports import HealthReport
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.node.inspection import calls
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
 from exo_mesh.node.inspection.mesh_traces import MeshTraces
@@ -18,12 +20,12 @@ from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.peer_call import AnyAnswer, answer
 
 
 class Inspection:
-    """Implements InspectionService, and answers peers. health: returns the body of GET /health. exporter:
-    sends traces to a collector; None without one."""
+    """Implements InspectionService. health: returns the body of GET /health. exporter: sends traces to a
+    collector; None without one. answers: to the calls of peers."""
 
     def __init__(
         self,
@@ -51,15 +53,20 @@ class Inspection:
         self.keep_traces = keeper.keep
         self.exporter = exporter
         self._traces = MeshTraces(membership, serving.router.traces)
-        self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
+        captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)
+        traces = serving.router.traces
+        self.answers: list[AnyAnswer] = [
+            answer(calls.DIAGNOSE, partial(calls.answer_diagnose, self.diagnostics.node, self.diagnostics.timeline)),
+            answer(calls.READ_TRACES, partial(calls.answer_read_traces, traces)),
+            answer(calls.DELETE_TRACES, partial(calls.answer_delete_traces, traces)),
+            answer(calls.CAPTURE, partial(calls.answer_capture, captures.here)),
+        ]
 
     @property
     def trace_export(self) -> dict[str, Any] | None:
         """The state of the export of traces; None without a collector."""
         return None if self.exporter is None else self.exporter.describe()
-
-    # for users
 
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         return self._traces.here(key_id)
@@ -86,20 +93,8 @@ class Inspection:
         return self.diagnostics.node_timeline()
 
     async def capture(self, peer: str = "", runner: str = "") -> dict[str, Any] | None:
-        found = self._membership.peer(self._membership.peer_named(peer, "id").id)
-        return await (self._captures.here(runner) if found is None else self._captures.of(found, runner))
+        return await calls.capture(self._membership.calls, self._membership.peer_named(peer, "id").id, runner)
 
     async def cancel_runner(self, peer: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
         instance_id = self._cancels.instance_of(self._membership.peer_named(peer, "id").id, runner)
         return await self._cancels.cancel(instance_id, request_id) if instance_id else None
-
-    # for peers
-
-    def answer_read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
-        return self._traces.answer_read(request)
-
-    def answer_delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
-        return self._traces.answer_delete(request)
-
-    async def answer_capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        return await self._captures.answer(request)

@@ -14,22 +14,15 @@ import msgspec
 import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.base.printable import printable_values
-from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.domain.reports import HealthReport
-from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.node.inspection.asking import ASK_S, ask_peers
+from exo_mesh.node.inspection.asking import ask_peers
+from exo_mesh.node.inspection.calls import diagnose
 from exo_mesh.rings.hosting.flight_recorder import FlightRecorder
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.serving.journal import Journal
-from exo_mesh.wire.proto import control_pb2 as pb
-
-MAX_JSON_BYTES = 3 * 2**20
-"""Largest answer of a peer; 32 runners with 128 phases each need a third of it."""
 
 MAX_TIMELINE = 4096
 """Most entries of a merged timeline; the newest ones are kept."""
@@ -92,15 +85,9 @@ class Diagnostics:
         own = self._membership.own
         return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
 
-    async def answer(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        """Answers a peer."""
-        found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
-        return pb.DiagnoseReply(json=msgspec.json.encode(found))
-
     async def of(self, peer: str) -> dict[str, Any]:
         """The diagnostics of one node, see Membership.peer_named. Raises MeshErrors."""
-        found = self._membership.peer(self._membership.peer_named(peer, "id").id)
-        return await asyncio.to_thread(self.node) if found is None else await _ask(found, timeline=False)
+        return await diagnose(self._membership.calls, self._membership.peer_named(peer, "id").id)
 
     async def cluster(self) -> dict[str, Any]:
         """The diagnostics of all nodes that answer, and the list of those that do not."""
@@ -128,21 +115,10 @@ class Diagnostics:
         ]
 
     async def _ask_all(self, *, timeline: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-        answers, unreachable = await ask_peers(self._membership, lambda peer: _ask(peer, timeline=timeline))
+        answers, unreachable = await ask_peers(
+            self._membership, lambda peer: diagnose(self._membership.calls, peer.id, timeline=timeline)
+        )
         return [answer for _, answer in answers], unreachable
-
-
-async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
-    reply = await peer.client.diagnose(pb.DiagnoseRequest(timeline=timeline), ASK_S)
-    if len(reply.json) > MAX_JSON_BYTES:
-        raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
-    try:
-        found = printable_values(decode_bounded(reply.json))
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise TransportError(f"the answer is not valid JSON: {exc}") from exc
-    if not isinstance(found, dict) or found.get("node_id") != peer.id:
-        raise TransportError("the answer belongs to another node")
-    return found
 
 
 def _entries(answer: Mapping[str, Any], offsets: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -210,7 +210,7 @@ class StageHost:
 
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
-    ) -> AsyncIterator[control_pb2.StageStatus]:
+    ) -> AsyncGenerator[control_pb2.StageStatus, None]:
         """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
         those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
         keep_kv_from: see ChangePlan; None: no stage.

@@ -25,10 +25,10 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.mesh.membership.fences import FENCE_S, LEAP, Fence
-from exo_mesh.mesh.membership.messages import fence_to_proto
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.rings.placing.avoided_rings import Distrust
+from exo_mesh.rings.placing.calls import delete_instance, keep_instance
 from exo_mesh.rings.placing.choosing import InstanceChoice, Load
 from exo_mesh.rings.placing.owned_rings import OwnedRings
 from exo_mesh.rings.placing.placer import Placer
@@ -57,7 +57,7 @@ SHORT_RETRY_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def _ignore_failure(call: Awaitable[bool]) -> None:
+async def _ignore_failure(call: Awaitable[None]) -> None:
     """Await a call to a peer and ignore its failure: the peer learns of a deletion later by anti-entropy, and a lost
     keep-alive time does no harm."""
     with contextlib.suppress(MeshError):
@@ -254,7 +254,7 @@ class Instances:
         owners = {owner for owner, one in self.all() if one.plan.instance_id == instance_id}
         for peer in self._membership.peers:
             if peer.id in owners:
-                call = peer.client.keep_instance(instance_id, idle_s)
+                call = keep_instance(self._membership.calls, peer.id, instance_id, idle_s)
                 self._tasks.start(_ignore_failure(call), f"keep {instance_id}")
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
@@ -281,7 +281,7 @@ class Instances:
         self._membership.take_fence(fence)
         waited = []
         for peer in self._membership.peers:
-            call = peer.client.delete_instance(fence_to_proto(fence), is_replaced=is_replaced)
+            call = delete_instance(self._membership.calls, peer.id, fence, is_replaced=is_replaced)
             if peer.id in owners:
                 waited.append(call)
             else:
@@ -303,7 +303,7 @@ class Instances:
                     pins = tuple(map(_pin, plan.stages))
                     self.place_soon(InstanceSpec(model, context_limit=plan.context_limit, pins=pins))
 
-    async def delete_own(self, instance_id: str, *, is_replaced: bool = False) -> bool:
+    async def delete_own(self, instance_id: str, is_replaced: bool = False) -> bool:
         """End an instance that this node owns; False if this node owns no instance with the id. is_replaced: see
         `delete`."""
         if is_replaced:

@@ -247,7 +247,7 @@ class RingMonitor:
             await self._broke.wait(until_beat(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
 
     def _choose_pings(self, now: float) -> None:
-        """Read the reports over connections with few pings (see PeerClient.commit) once no request has used the ring
+        """Read the reports over connections with few pings (see ControlPort.stream) once no request has used the ring
         for a while, and with many as soon as one does, or a node of the ring does not answer."""
         others = (peer_id for peer_id in self.plan.member_ids if peer_id != self._members.own_id)
         answer = all(self._members.is_alive(one) and not self._members.unanswered_s(one) for one in others)
@@ -276,10 +276,9 @@ class RingMonitor:
         """Process the reports of a stage over one stream, until it ends with an error, the ring has been taken back, or
         another connection is to be used."""
         ballot, wiring, is_quiet = self.ballot, self._wirings.get(seat), self._is_quiet
-        quiet = {"quiet": True} if is_quiet and seat.peer_id != self._members.own_id else {}
         member = self._members.member(seat.peer_id)
         try:
-            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, **quiet)
+            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, quiet=is_quiet)
             is_here = seat.peer_id == self._members.own_id
             async with aclosing(self._until_switched(stream, is_quiet, is_here=is_here)) as reports:
                 async for status in reports:

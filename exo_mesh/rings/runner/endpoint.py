@@ -25,10 +25,9 @@ from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.channel_options import bracketed
 from exo_mesh.wire.channels import bind, new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.proto import ring_pb2 as ring_pb
 from exo_mesh.wire.proto import runner_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
@@ -92,7 +91,7 @@ class Endpoint:
         server = new_server([Gate(self._max_bytes)])
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
-            driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+            server.add_generic_rpc_handlers(handlers_of(self._service.answers()))
         port = bind_in_range(server, binding, self._credentials)
         await server.start()
         self._server = server

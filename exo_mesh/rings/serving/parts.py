@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.serving import calls
 from exo_mesh.rings.serving.history import History
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
@@ -24,11 +25,13 @@ from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.wire.control_driver import DriverChannels
+from exo_mesh.wire.peer_call import AnyAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """The parts of a node that serve requests. request_file: None if the request log is off."""
+    """The parts of a node that serve requests. request_file: None if the request log is off. answers: to
+    the calls of peers."""
 
     journal: Journal
     drivers: DriverChannels
@@ -36,6 +39,7 @@ class ServingParts:
     request_file: RequestFile | None
     streams: StreamDesk
     kept: KeptDesk
+    answers: Sequence[AnyAnswer]
 
     @staticmethod
     def at(
@@ -75,10 +79,11 @@ class ServingParts:
             max_queued=settings.max_queued,
         )
         router = Router(rings, journal, metrics.requests, patience, live, TraceStore(on_end=on_trace), clock)
-        streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
-        answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
-        kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)
-        return ServingParts(journal, drivers, router, file, streams, kept)
+        streams = StreamDesk(membership, live)
+        kept_answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
+        kept = KeptDesk(membership, kept_answers)
+        answers = calls.answers(membership.own.id, journal, live, kept_answers)
+        return ServingParts(journal, drivers, router, file, streams, kept, answers)
 
     async def stop(self) -> None:
         """Close the connections and the request log, after the requests have ended."""

@@ -121,6 +121,18 @@ async def test_who_cannot_be_woken_is_said_why(monkeypatch: pytest.MonkeyPatch) 
             await a.membership.sleeps.wake("d")
 
 
+async def test_a_bug_of_this_node_is_no_machine_that_cannot_be_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> int:
+        raise KeyError("a bug")
+
+    async with mesh("a", "b") as (a, _):
+        a.membership._roster.known.met(peer_info("z", macs=(MAC,)))
+        monkeypatch.setattr(a.membership.sleeps, "send_packets", broken)
+        monkeypatch.setattr(sleeping, "send_magic_packets", broken)
+        with pytest.raises(KeyError, match="a bug"):
+            await a.membership.sleeps.wake("name-z")
+
+
 def test_packets_go_only_into_networks_of_the_sleeper() -> None:
     assert shared_networks(["192.168.1.77:5000", "[fe80::9]:5000", "bad"], LAN) == [("192.168.1.20", "192.168.1.255")]
     assert shared_networks(["10.0.9.9:1", "192.168.1.9:1"], LAN) == [

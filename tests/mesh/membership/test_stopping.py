@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from exo_mesh.errors import StopPendingError, UnknownPeerError, error_from_code
 from exo_mesh.mesh.membership.stopping import StopDesk
-from tests.mesh.membership.meshes import peer_info
+from tests.mesh.membership.meshes import Peer, peer_info
 
 
 def desk() -> StopDesk:
-    own = peer_info("a")
-    roster: Any = SimpleNamespace(own=own, peers={}, everybody=lambda: [own])
-    return StopDesk(roster)
+    return Peer(peer_info("a")).membership.stops
 
 
 @pytest.mark.parametrize("first", [True, False])

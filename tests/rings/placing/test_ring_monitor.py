@@ -264,7 +264,13 @@ class FetchingStage(Stage):
         self.script = script
 
     async def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
         for status in self.script:
             yield status

@@ -164,10 +164,12 @@ async def test_a_ring_of_which_nobody_knows_counts_as_lost(tmp_path: Path, monke
         await placed(nodes)
         (instance,) = nodes[2]._owning.instances.of_model(MODEL)
 
-        async def no_answer(client: ControlClient, request: object) -> None:
+        async def no_answer(
+            client: ControlClient, row: object, request: object, timeout_s: float | None = None
+        ) -> None:
             raise DeadlineError("no answer")
 
-        monkeypatch.setattr(ControlClient, "look_at_stage", no_answer)
+        monkeypatch.setattr(ControlClient, "call", no_answer)
         with pytest.raises(StageLostError, match="no peer knows the state of"):
             await Redial(instance.plan, nodes[2]._serving.router._rings.members, monotonic).wait(0)
 

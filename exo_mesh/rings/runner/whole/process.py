@@ -23,10 +23,9 @@ from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.rings.runner.whole.service import WholeDriverService
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.wire.channels import new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import plan_from_proto, served_from_proto
-from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.proto import runner_pb2 as pb
 from exo_mesh.wire.tls_codec import tls_from_proto
 
@@ -93,7 +92,7 @@ class WholeRunner:
         # a prompt as text has about 4 bytes per token, and JSON may escape each of them
         most = MAX_BYTES + 32 * self._plan.context_limit
         server = new_server([Gate(lambda method, data: most)])
-        driver_pb2_grpc.add_DriverServicer_to_server(WholeDriverService(self.driver), server)  # type: ignore[no-untyped-call]
+        server.add_generic_rpc_handlers(handlers_of(WholeDriverService(self.driver).answers()))
         binding = Binding(self._start.host, self._start.port_first, self._start.port_last)
         port = bind_in_range(server, binding, self._credentials)
         await server.start()
