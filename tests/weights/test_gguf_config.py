@@ -145,7 +145,7 @@ def test_every_token_that_ends_a_turn_is_an_end() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "tensors", "says"),
     [
-        ("../warp", {}, (), "which is no name of an architecture"),
+        ("../warp", {}, (), "which is not the name of an architecture"),
         ("lfm2", {"attention__head_count_kv": value(ARRAY, (TEXT, ["8"]))}, (), "holds texts instead of numbers"),
         ("lfm2", {"attention__head_count_kv": value(ARRAY, (I32, [8, -1]))}, (), "is not a size"),
         ("llama", {"embedding_length": None}, (), "llama.embedding_length is null"),
