@@ -80,7 +80,7 @@ async def run_apart(request: web.Request, work: Callable[[], T]) -> T:
 
 
 def release_body(request: web.Request) -> None:
-    """Give back the room of a body that is not needed any more. The caller must have dropped what it was decoded to."""
+    """Give back the room of a body that is not needed any more. The caller must have dropped the decoded objects."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 
@@ -124,7 +124,8 @@ async def _receive(request: web.Request, most: int, silence_s: float, hold: Body
 
 
 async def _unpacked_with_room(packed: bytes, encoding: str, most: int, hold: BodyHold) -> bytes:
-    """Unpack a body. One that stays small needs no room; any other takes that of the largest body in advance."""
+    """Unpack a body. A body that stays small needs no room; any other reserves the room of the largest body in
+    advance."""
     with suppress(web.HTTPRequestEntityTooLarge):
         return _unpacked(packed, encoding, min(most, FREE_BYTES))
     if len(packed) <= FREE_BYTES:  # else it has that room already

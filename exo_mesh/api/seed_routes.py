@@ -175,7 +175,7 @@ class SeedRoutes:
         return placed
 
     async def _end(self, instance_ids: list[str]) -> list[str]:
-        """Stop these instances; returns the ids of those that still existed."""
+        """Stop these instances; returns the ids that still existed."""
         return [one for one in instance_ids if await self._service.delete_instance(one)]
 
 

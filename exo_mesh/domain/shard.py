@@ -1,11 +1,11 @@
-"""The layer range of a model that a stage holds, or of which a machine has something on its disk."""
+"""Layer ranges of a model: held by a stage, or partly on a machine's disk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_KEYS = 4
-"""Most file keys of one KeptLayers: those of the files that were used last."""
+"""Most file keys of one KeptLayers: the keys of the last used files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeptLayers:
-    """Layers `[start, stop)` of a model of which a peer has something on its disk: KV, or their weights.
+    """Layers `[start, stop)` of a model with KV or weights on a peer's disk.
 
     tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;
     0: this is about weights. engine, activation_dtype: what computed the KV, and for which kind of ring; see

@@ -65,7 +65,8 @@ class SelfTests:
         disk: Disk | None = None,
         bring: Bring = _bring_nothing,
     ) -> None:
-        """bring: fetches what is missing of a model here, by name and digest: its headers, and these layer ranges."""
+        """bring: fetches missing parts of a model to this machine, by name and digest: its headers, and these layer
+        ranges."""
         self._bring = bring
         self._disk = disk or Disk(scratch)
         self._registry = registry

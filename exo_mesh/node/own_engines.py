@@ -20,7 +20,7 @@ from exo_mesh.settings.config import Settings
 
 
 class OwnEngines:
-    """Orders the engines of this machine per model: first the one that the user chose, then by measured speed."""
+    """Orders the engines of this machine per model: first the user's choice, then by measured speed."""
 
     def __init__(self, settings: Settings, registry: Registry, membership: Membership, models: ModelParts) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""The replies of /bench: those of OpenAI's routes, with the time that each part of the request took."""
+"""The replies of /bench: OpenAI's replies, with the time that each part of the request took."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from exo_mesh.settings.loading import load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the action, what it is done to, `--all`, `--prefix-disk`, `--home` and `--json`."""
+    """Adds the action, its argument, `--all`, `--prefix-disk`, `--home` and `--json`."""
     parser.add_argument("what", choices=("ls", "rm", "pin", "unpin"), help="the action")
     parser.add_argument("which", nargs="?", metavar="KEY|MODEL", help="for rm, pin and unpin: which files")
     parser.add_argument("--all", action="store_true", help="for rm: all files")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SERVED_ARCHITECTURE = "served"
-"""The architecture in the card of a served model: only its server knows what it computes."""
+"""The architecture in the card of a served model: only its server knows the real one."""
 
 SERVED_DIGEST = "served:"
 """The digest in the card of a served model begins with this word: there are no files to compute one from."""

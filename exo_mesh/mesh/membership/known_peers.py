@@ -51,7 +51,7 @@ class KnownPeers:
             self._put(replace(peer, asleep_at=unix_s))
 
     def find(self, wanted: str) -> KnownPeer | None:
-        """The peer with this id, first 8 characters of an id, or name; if several match, the one seen last."""
+        """The peer with this id, first 8 characters of an id, or name; if several match, the last seen."""
         found = [one for one in self._peers.values() if wanted in (one.id, one.id[:8], one.name)]
         return found[-1] if found else None
 
@@ -96,7 +96,7 @@ class KnownPeers:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its user may read. Raises OSError."""
+    """Replace a file by a file that only its user may read. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
         stream.write(text)

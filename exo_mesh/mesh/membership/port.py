@@ -110,7 +110,7 @@ class PeerClient(ControlPort, Protocol):
         """Send a stage the endpoint of the next one."""
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        """Ask whether a stage runs and what it holds."""
+        """Ask for the state of a stage: whether it runs, and the layers that it holds."""
 
     async def release(self, request: pb.ReleaseRequest) -> None:
         """End a stage and free its reservation."""
@@ -159,7 +159,7 @@ class PeerClient(ControlPort, Protocol):
         came with an API key other than key_id; None matches any key."""
 
     async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        """Cancel the requests that entered at the peer and run on an instance, or only the one with `request_id`.
+        """Cancel the requests that entered at the peer and run on an instance, or only the request `request_id`.
         Returns the number of cancelled requests."""
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:

@@ -105,7 +105,7 @@ class Diagnostics:
         return None if peer is None else await _ask(peer, timeline=False)
 
     async def cluster(self) -> dict[str, Any]:
-        """The diagnostics of all nodes that answer, and the list of those that do not."""
+        """The diagnostics of all nodes that answer, and the list of nodes that do not."""
         answers, unreachable = await self._ask_all(timeline=False)
         return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
 

@@ -365,7 +365,7 @@ class RequestRun:
         self._go(state)
 
     async def _let_go(self) -> None:
-        """Cancel what the request waits for, and free what it holds."""
+        """Cancel everything that the request waits for, and free everything that it holds."""
         call, self._call = self._call, None
         work, self._work = self._work, None
         if work is not None:
