@@ -1,4 +1,4 @@
-"""Builds a node and its HTTP API from the settings. Only here are the concrete parts named."""
+"""Builds a node and its HTTP API from the settings."""
 
 from __future__ import annotations
 
