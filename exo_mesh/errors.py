@@ -4,6 +4,7 @@ MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
 │   │   └── NotFetchedError       and this caller may not start a download from the hub
+│   ├── UnknownPeerError      no peer is called so
 │   ├── NoInstanceError       the model has no instance, and this node places none for a request
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
 │   ├── UnknownAnswerError    no peer keeps the answer that the request refers to
@@ -82,6 +83,12 @@ class UnknownModelError(InputError):
 
 class NotFetchedError(UnknownModelError):
     """No peer has the model. The hub may have it, but the caller may not start downloads."""
+
+
+class UnknownPeerError(InputError):
+    """No known peer has the given id, name or leading digits of an id."""
+
+    code = "not_found"
 
 
 class NoInstanceError(InputError):

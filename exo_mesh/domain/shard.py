@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Annotated
+
+from exo_mesh.domain.fields import Absent, Cut, Only, Printable, Tidied
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
 
 MAX_KEYS = 4
 """Most file keys of one KeptLayers: the keys of the last used files."""
+
+MAX_KEPT = 32
+"""Most parts of one model that a peer can have on its disk; the rest is cut off."""
+
+MAX_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,30 @@ class KeptLayers:
     and from peers of older versions.
     """
 
-    engine: str
+    engine: Annotated[str, Printable(MAX_NAME_CHARS)]
     start: int
     stop: int
     tokens: int = 0
-    activation_dtype: str = ""
+    activation_dtype: Annotated[str, Printable(MAX_NAME_CHARS)] = ""
     rank: int = 0
-    size: int = 1
-    keys: tuple[int, ...] = ()
+    size: Annotated[int, Absent(1)] = 1
+    keys: Annotated[tuple[int, ...], Cut(MAX_KEYS)] = ()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are layers, and the rank is one of the group."""
+        return self.start < self.stop and self.rank < self.size
+
+    @property
+    def tidied(self) -> KeptLayers:
+        """The same with its keys in order, each once, and without keys if it is about weights."""
+        return replace(self, keys=tuple(sorted(set(self.keys))) if self.tokens else ()) if self.keys else self
+
+
+Kept = Annotated[
+    tuple[Annotated[KeptLayers, Tidied(attrgetter("tidied"))], ...], Cut(MAX_KEPT), Only(attrgetter("is_possible"))
+]
+"""Parts of one model as a peer may send them."""
+
+KeptOfModel = tuple[Annotated[str, Printable(DIGEST_CHARS)], Kept]
+"""The first DIGEST_CHARS characters of a model's digest, and the parts of that model."""

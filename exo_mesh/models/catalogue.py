@@ -13,6 +13,7 @@ import msgspec
 
 from exo_mesh.base.printable import printable_values, quoted
 from exo_mesh.base.tasks import SharedCalls
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
 from exo_mesh.mesh.membership.service import Membership
@@ -48,7 +49,7 @@ def card_to_json(card: ModelCard) -> bytes:
 def card_from_json(text: bytes) -> ModelCard:
     """Reads a card from a peer. Raises ModelError if it is not valid: placement computes with every field."""
     try:
-        card = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelCard)
+        card = msgspec.convert(printable_values(decode_bounded(text)), ModelCard)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"a peer sent a model card that this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)

@@ -97,7 +97,7 @@ class ModelParts:
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
-        store = StoreRules.of(settings, membership.own.id)
+        store = StoreRules.of(settings, membership.own)
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         served = ServedModels(registry, membership, server_options(settings, registry), on_reports)

@@ -13,12 +13,11 @@ from exo_mesh.base.printable import printable
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
+from exo_mesh.domain.whole.served import MAX_SERVED, SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
 from exo_mesh.engine.registry import Registry
 from exo_mesh.engine.whole import ModelServer
 from exo_mesh.errors import MeshError, PendingPlacementError
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.wire.served_codec import MAX_SERVED
 
 LOOK_EVERY_S = 3.0
 LOOK_S = 4.0

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.base.printable import printable_values
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.contract import ModelSurvey, Surveyor
@@ -60,7 +61,7 @@ def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
 def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
     """Reads a survey. Raises ModelError if it does not fit the model: placement computes with every field."""
     try:
-        survey = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelSurvey)
+        survey = msgspec.convert(printable_values(decode_bounded(text)), ModelSurvey)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"an engine returned a survey that this version cannot read: {exc}") from exc
     per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)

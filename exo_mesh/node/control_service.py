@@ -17,8 +17,8 @@ from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.inspection.desk import Inspection
-from exo_mesh.node.model_desk import ModelDesk
-from exo_mesh.rings.hosting.peer_desk import PeerDesk
+from exo_mesh.node.model_desk import ModelService
+from exo_mesh.rings.hosting.peer_desk import PeerService
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.members import reachable
@@ -26,9 +26,9 @@ from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.wire.call_access import OwnCalls
+from exo_mesh.wire.control_codec import status_to_proto
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.stage_codec import status_to_proto
 
 
 class ControlService:
@@ -45,11 +45,11 @@ class ControlService:
         journal: Journal,
         inspection: Inspection,
         keys: KeySharing,
-        desk: ModelDesk,
+        desk: ModelService,
         shelf: CardShelf,
         streams: StreamDesk,
         kept: KeptDesk,
-        peer_desk: PeerDesk,
+        peer_desk: PeerService,
         own_calls: OwnCalls,
     ) -> None:
         self._membership = membership

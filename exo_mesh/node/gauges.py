@@ -22,7 +22,7 @@ def describe_node(metrics: Metrics, membership: Membership) -> None:
 
 def show_machine(metrics: Metrics, host: StageHost, monitor: MemoryMonitor, disk: Disk) -> None:
     metrics.usable_memory.set(host.usable_bytes())
-    metrics.reserved_memory.set(host.reserved_bytes)
+    metrics.reserved_memory.set(host.memory.reserved_bytes)
     metrics.memory.labels("total").set(monitor.last.total_bytes)
     metrics.memory.labels("available").set(monitor.last.available_bytes)
     metrics.memory_peak.set(monitor.peak_share)

@@ -18,6 +18,9 @@ from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
 TokenizerMethod = Literal["encode_text", "encode_prompt", "encode_chat", "encode_for_vector", "check_length", "marked"]
 """Methods of TextModel that a child process can run."""
 
+Framed = bytearray
+"""A message as it is sent."""
+
 LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
 
@@ -179,7 +182,12 @@ Answer = (
 )
 
 
-def frame(message: Question | Answer) -> bytes:
-    """Encode a message for the pipe. Raises UnicodeEncodeError for a lone surrogate."""
-    body = msgspec.json.encode(message)
-    return LENGTH.pack(len(body)) + body
+def frame(message: Question | Answer) -> Framed:
+    """Encode a message for the pipe, without a second copy of it. Raises UnicodeEncodeError for a lone surrogate."""
+    framed = bytearray(LENGTH.size)
+    _encoder.encode_into(message, framed, LENGTH.size)
+    LENGTH.pack_into(framed, 0, len(framed) - LENGTH.size)
+    return framed
+
+
+_encoder = msgspec.json.Encoder()

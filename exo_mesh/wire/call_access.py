@@ -75,7 +75,7 @@ CALLS: Mapping[str, Rule] = {
     "Control/Reserve": _ANYBODY,
     "Control/Commit": _ANYBODY,
     "Control/Link": _ANYBODY,
-    "Control/Introduce": _ANYBODY,  # in an open mesh from peers only, never from the hub: see ModelDesk
+    "Control/Introduce": _ANYBODY,  # in an open mesh from peers only, never from the hub: see ModelService
     "Control/Pull": _ANYBODY,  # the same
     # The data plane: a ring's frames, and the requests to its driver.
     "Ring/Frames": _ANYBODY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import grpc.aio
@@ -52,6 +53,40 @@ class CarefulChannel:
             return method(request, timeout=timeout, metadata=(*metadata, own_calls.metadata()))
 
         return call
+
+
+class LazyStub:
+    """The calls of a service on a channel, each one made when it is first used. A stub of gRPC makes all forty at once,
+    which takes 50 kB for each address, and a node may know a thousand."""
+
+    def __init__(self, kind: Callable[[Any], Any], channel: CarefulChannel) -> None:
+        """kind: the class of the service's stub."""
+        self._kind, self._channel = kind, channel
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            form, path, options = _calls_of(self._kind)[name]
+        except KeyError as exc:
+            raise AttributeError(name) from exc
+        method = getattr(self._channel, form)(path, **options)
+        setattr(self, name, method)
+        return method
+
+
+class _Notes:
+    """A channel that only notes with which arguments a stub makes its calls."""
+
+    def unary_unary(self, path: str, **options: Any) -> Any:
+        return "unary_unary", path, options
+
+    def unary_stream(self, path: str, **options: Any) -> Any:
+        return "unary_stream", path, options
+
+
+@cache
+def _calls_of(kind: Callable[[Any], Any]) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """(form, path, options) of each call of a service, by its name."""
+    return dict(vars(kind(_Notes())))
 
 
 def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:

@@ -6,7 +6,7 @@
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
 The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop
-(docs/how-it-works/benchmarks.md). Tensor bytes follow unchanged. A frame that fits one message is read without copying
+(docs/measurements/hop.md). Tensor bytes follow unchanged. A frame that fits one message is read without copying
 them, so all but the longest frames are one message; the others are cut into pieces.
 """
 

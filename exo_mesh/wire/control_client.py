@@ -26,7 +26,7 @@ from exo_mesh.errors import (
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import OwnCalls
-from exo_mesh.wire.careful_channel import CarefulChannel
+from exo_mesh.wire.careful_channel import CarefulChannel, LazyStub
 from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.wire.channels import open_channel
 from exo_mesh.wire.gate import CODE_KEY, NAMESPACE_KEY
@@ -353,7 +353,7 @@ class ControlClient:
         channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
         self._quiet_channels.add(channel)
         try:
-            yield rpc.ControlStub(CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
+            yield LazyStub(rpc.ControlStub, CarefulChannel(channel, self._own_calls))
         finally:
             self._quiet_channels.discard(channel)
             await channel.close()
@@ -361,10 +361,7 @@ class ControlClient:
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
         careful = CarefulChannel(self._channel, self._own_calls)
-        self._stubs = (
-            rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
-            paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
-        )
+        self._stubs = LazyStub(rpc.ControlStub, careful), LazyStub(paths_pb2_grpc.PathsStub, careful)
 
     @property
     def _stub(self) -> Any:

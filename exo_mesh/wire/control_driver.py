@@ -29,7 +29,13 @@ from exo_mesh.errors import (
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.wire.channel_options import TOKENS
 from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
+from exo_mesh.wire.driver_codec import (
+    event_from_proto,
+    prefix_from_proto,
+    prompt_from_proto,
+    request_to_proto,
+    trace_from_proto,
+)
 from exo_mesh.wire.image_upload import UploadedCall
 from exo_mesh.wire.plan_codec import ballot_from_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
@@ -45,9 +51,6 @@ _DIAL_OPTIONS = [
 
 
 MAX_RETRY_AFTER_S = 30.0
-
-MAX_SHOWN = 16
-"""Most tokens of a kept sequence that a driver may show."""
 
 MOST_READ_A_ROUND = 16
 """Messages of drivers that are processed in one round of the event loop: with a thousand streams, their tokens arrive
@@ -125,8 +128,7 @@ class DriverCall:
         if message.trace:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
         if message.HasField("prefix"):
-            told = message.prefix
-            self.prefix = PrefixReport(told.common, tuple(told.theirs[:MAX_SHOWN]), told.is_own)
+            self.prefix = prefix_from_proto(message.prefix)
         if message.error_code:
             error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
             if isinstance(error, OverloadError) and message.wait_s > 0:

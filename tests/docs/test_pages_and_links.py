@@ -14,7 +14,7 @@ from exo_mesh.api.errors import _RULES
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
-PARTS = ("start", "tasks", "reference", "how-it-works")
+PARTS = ("start", "tasks", "reference", "how-it-works", "measurements")
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted(ROOT.glob("*/README.md"))]
 DOCUMENTS += [path for folder in ("engines", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
@@ -129,12 +129,23 @@ def test_every_current_figure_has_a_command_a_date_and_says_whether_the_machine_
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")][
         1:
     ]
-    assert len(rows) >= 15
+    assert len(rows) >= 15 and len(page.splitlines()) <= 120, "explanations and older figures: docs/measurements"
     for what, figure, _, command, recorded, quiet in rows:
         assert re.search(r"\d", figure), what
-        assert re.match(r"`(exo-mesh|pytest|python -m) |\[below\]|the same$", command), what
+        assert re.match(r"`(exo-mesh|pytest|python -m) |\[log\]|the same$", command), what
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", recorded), what
         assert quiet in ("yes", "no", "not recorded"), what
+
+
+def test_the_log_of_measurements_has_a_date_for_every_section_the_newest_first() -> None:
+    log = DOCS / "measurements" / "README.md"
+    rows = re.findall(
+        r"^\| (\d{4}-\d\d-\d\d) \| (\d{4}-\d\d-\d\d) \| \[.*\]\((.*)\) \|$", log.read_text(), re.MULTILINE
+    )
+    last = [row[0] for row in rows]
+    assert last == sorted(last, reverse=True) and all(first <= newest for newest, first, _ in rows)
+    sections = {f"{page.name}#{anchor}" for page in log.parent.glob("*.md") if page != log for anchor in anchors(page)}
+    assert {row[2] for row in rows} == sections
 
 
 def test_the_glossary_defines_each_term_once() -> None:

@@ -228,8 +228,8 @@ def carried(*ops: Any) -> Frame:
 
 
 def test_an_operation_of_a_newer_version_is_carried_on_as_it_came() -> None:
-    pin = UnknownOp("Pin", 7, ("prefix", [1, 2]))
-    ops = (Insert(7, 100), pin, Remove(3))
+    pin, plain = UnknownOp("Pin", 7, ("prefix", [1, 2])), UnknownOp("Pin", 7)
+    ops = (Insert(7, 100), pin, plain, Remove(3))
     once = carried(*ops)
     assert once.ops == ops and carried(*once.ops).ops == ops
 

@@ -87,11 +87,11 @@ class Answered:
 
 def _write_architecture(scratch: Path, architecture: str, context: int) -> int:
     """Writes a tiny random model of an architecture of mlx-lm; returns the number of its layers."""
-    from tools.architectures import checkpoint, configs  # they need mlx
+    from tools.architectures import mlx_configs, mlx_models  # they need mlx
 
-    config = configs.tiny_config(architecture) | {"vocab_size": 300, "max_position_embeddings": context}
-    checkpoint.write_checkpoint(scratch, config)
-    return configs.num_layers(config)
+    config = mlx_configs.tiny_config(architecture) | {"vocab_size": 300, "max_position_embeddings": context}
+    mlx_models.write_checkpoint(scratch, config)
+    return mlx_configs.num_layers(config)
 
 
 class PrefixBench:

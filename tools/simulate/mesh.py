@@ -76,10 +76,8 @@ class SimPeer:
         self.membership = self.process.context.run(
             lambda: Membership(
                 info,
-                self._reading,
-                dial=lambda address: SimClient(network, self.address, address),
-                on_leave=self.on_leave,
-                before_refute=self.before_refute,
+                self,
+                lambda address: SimClient(network, self.address, address),
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
@@ -90,12 +88,18 @@ class SimPeer:
     def describe(self) -> PeerInfo:
         return own_info(self.index, self.incarnation)
 
-    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self.left.append(peer.id)
 
     async def before_refute(self) -> None: ...
 
-    def _reading(self) -> Telemetry:
+    def prefixes(self) -> dict[str, bytes]:
+        return {}
+
+    def is_calm(self, instance_id: str) -> bool:
+        return False
+
+    def reading(self) -> Telemetry:
         self._sequence += 1
         return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
 

@@ -13,6 +13,8 @@ import msgspec
 from exo_mesh.api.access import Caller
 from exo_mesh.api.anthropic.objects import ContentObject
 from exo_mesh.api.anthropic.schema import Blocks, ContinuedThread, CountTokensBody, CreatedThread, MessageBody
+from exo_mesh.api.bodies.values import ValueBudget
+from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, decode_bounded
 from exo_mesh.errors import InputError, UnknownAnswerError
 from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptService
 
@@ -83,8 +85,10 @@ async def _turns(message_id: str, kept: KeptService, key_id: str | None) -> list
     try:
         if not message_id.startswith(PREFIX):
             raise UnknownAnswerError(kept.missing(message_id))
-        answers = await kept.chain(key_id, message_id)
-        return [msgspec.json.decode(answer.data, type=HeldTurn) for answer in reversed(answers)]
+        answers, budget = await kept.chain(key_id, message_id), ValueBudget(MAX_KEPT_VALUES)
+        for answer in answers:
+            budget.take(answer.data, _FIELD)
+        return [decode_bounded(answer.data, HeldTurn, MAX_KEPT_VALUES) for answer in reversed(answers)]
     except UnknownAnswerError as exc:
         details = {"error_code": "thread_not_found"}
         message = f"{exc}; send all messages and create a new thread"

@@ -34,6 +34,7 @@ from exo_mesh.api.responses.writers import (
     PieceSize,
     ReasoningWriter,
 )
+from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, decode_bounded
 from exo_mesh.errors import TransportError
 
 
@@ -70,7 +71,7 @@ def stored_bytes(items: Sequence[Item], finished: FinishedResponse) -> bytes:
 def read_stored(data: bytes) -> StoredResponse:
     """Decode the bytes of a response. Raises TransportError if a peer of another version wrote them."""
     try:
-        return msgspec.json.decode(data, type=StoredResponse)
+        return decode_bounded(data, StoredResponse, MAX_KEPT_VALUES)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise _unreadable() from exc
 

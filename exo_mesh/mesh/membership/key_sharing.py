@@ -123,11 +123,11 @@ class KeySharing:
     async def _compare(self) -> None:
         """Ask one peer whose last telemetry has another digest; at most once per telemetry reading."""
         for peer in self._membership.peers:
-            reading = self._membership.reading_of(peer.id)
-            if reading is None or reading.keys_digest in (0, self._digest):
+            sequence, digest = self._membership.keys_digest_of(peer.id)
+            if digest in (0, self._digest):
                 continue
-            if reading.sequence > self._compared.get(peer.id, 0):
-                self._compared[peer.id] = reading.sequence
+            if sequence > self._compared.get(peer.id, 0):
+                self._compared[peer.id] = sequence
                 await self._ask(peer)
                 break
         gone = [peer_id for peer_id in self._compared if not self._membership.is_alive(peer_id)]

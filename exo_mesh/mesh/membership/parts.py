@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exo_mesh.mesh.membership.key_sharing import KeySharing
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.mesh.membership.setting_sharing import SettingSharing
+from exo_mesh.mesh.membership.setting_sharing import FILE_NAME, SettingSharing
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class SharingParts:
     settings: SettingSharing
 
     @staticmethod
-    def at(settings: Settings, origins: Mapping[str, str] | None, membership: Membership) -> SharingParts:
-        """origins: where the settings came from, as of LoadedSettings."""
-        return SharingParts(KeySharing.at(settings, membership), SettingSharing.at(settings, origins, membership))
+    def at(settings: Settings, effective: EffectiveSettings, membership: Membership) -> SharingParts:
+        return SharingParts(
+            KeySharing.at(settings, membership), SettingSharing(effective, membership, settings.home / FILE_NAME)
+        )

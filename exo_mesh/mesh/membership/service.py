@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
+from exo_mesh.domain import peer_names
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
-from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
+from exo_mesh.domain.view import CardInfo, InstanceInfo, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
 from exo_mesh.mesh.membership.fences import Fence, Fences
 from exo_mesh.mesh.membership.news import News
+from exo_mesh.mesh.membership.own_side import OwnSide
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.port import ControlPort, PeerClient
@@ -55,54 +57,41 @@ OUT_OF_REACH = 3
 slow."""
 
 
-async def _nothing() -> None:
-    """The default of before_refute: there is nothing to free."""
-
-
 class Membership:
     """Starts alone; `suggest` connects it to other nodes.
 
-    only_peers, only_links: see PeerFilter; by default every peer is admitted and every address dialled. dial(address)
-    makes a client for "host:port" with the credentials of this node. on_leave(peer, records) is called when a peer has
-    died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
-    dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
-    the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
-    instance. is_calm(instance_id) returns whether no request uses a ring, as far as this node knows: then its members
-    are probed by datagrams. `changed` beats whenever the view or the set of living peers changes.
+    node: see OwnSide. dial(address) makes a client for "host:port" with the credentials of this node. peer_filter: by
+    default every peer is admitted and every address dialled. `changed` beats whenever the view or the set of living
+    peers changes.
     """
 
     def __init__(
         self,
         own: PeerInfo,
-        read_telemetry: Callable[[], Telemetry],
-        *,
+        node: OwnSide,
         dial: Callable[[str], PeerClient],
-        only_peers: Sequence[str] = (),
-        only_links: Sequence[str] = (),
-        on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
-        before_refute: Callable[[], Awaitable[None]] = _nothing,
-        read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
-        is_calm: Callable[[str], bool] = lambda instance_id: False,
+        *,
+        peer_filter: PeerFilter | None = None,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._roster = roster = Roster(
             own,
-            on_leave=on_leave,
+            on_leave=node.peer_left,
             timing=timing,
             clock=clock,
             rng=rng or random.Random(),
             dial=dial,
-            peer_filter=PeerFilter(only_peers, only_links),
+            peer_filter=peer_filter or PeerFilter(),
         )
         self._tasks = roster.tasks
-        self._read_telemetry = read_telemetry
-        self._news = News(roster, read_telemetry, self._answer_verdict)
+        self._node = node
+        self._news = News(roster, node.reading, self._answer_verdict)
         self._exchange = Exchange(roster, self._news)
-        self._prefixes = PrefixNews(roster, read_prefixes)
-        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, is_calm)
-        self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
+        self._prefixes = PrefixNews(roster, node.prefixes)
+        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, node.is_calm)
+        self._admission = Admission(roster, self._exchange, node.before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
         self.stops = StopDesk(roster)
@@ -146,21 +135,28 @@ class Membership:
         self._roster.take_fences([fence])
 
     @property
-    def telemetry(self) -> dict[str, Telemetry]:
+    def telemetry(self) -> Mapping[str, Telemetry]:
         """The latest telemetry of each living peer and of this node."""
         records = self._roster.records
-        records.take_telemetry(self._read_telemetry())
-        return dict(records.telemetry)
+        records.take_telemetry(self._node.reading())
+        return records.telemetry
 
     @property
-    def last_telemetry(self) -> dict[str, Telemetry]:
-        """Like `telemetry`, but this node's own is from its last probe: up to a second old, and missing before the
+    def last_telemetry(self) -> Mapping[str, Telemetry]:
+        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
         first probe."""
-        return dict(self._roster.records.telemetry)
+        return self._roster.records.telemetry
 
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest telemetry of a living peer."""
-        return self._roster.records.telemetry.get(peer_id)
+        reading = self._roster.records.readings.get(peer_id)
+        return None if reading is None else reading.value
+
+    def keys_digest_of(self, peer_id: str) -> tuple[int, int]:
+        """(its sequence number, the digest of the API keys) of the latest telemetry of a living peer; (0, 0) without
+        any."""
+        reading = self._roster.records.readings.get(peer_id)
+        return (0, 0) if reading is None else (reading.sequence, reading.keys_digest)
 
     def prefixes_of(self, peer_id: str) -> Mapping[str, bytes]:
         """The digests of what the drivers of a living peer keep, by instance; see domain/routing/digest.py."""
@@ -201,6 +197,10 @@ class Membership:
     def everybody(self) -> list[PeerInfo]:
         """This node and all live peers."""
         return self._roster.everybody()
+
+    def peer_named(self, text: str, param: str = "node_id") -> PeerInfo:
+        """This node or the live peer that a person means; "" is this node. Raises as peer_names.peer_named."""
+        return peer_names.peer_named(text, self.everybody, param) if text else self.own
 
     @property
     def num_peers(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exo_mesh.wire.control_codec import MAX_HOPS
+from exo_mesh.domain.device import MAX_HOPS
 from exo_mesh.wire.proto import control_pb2 as pb
 
 _FIELD_BYTES = 4

@@ -89,13 +89,11 @@ class SleepDesk:
 
     # Sleep of other machines.
 
-    async def wake(self, wanted: str) -> WakeCall | None:
-        """Send magic packets to a peer, given by name or id, from this node and from other peers; None if it was never
-        connected. Raises InputError if it cannot be woken."""
+    async def wake(self, wanted: str) -> WakeCall:
+        """Send magic packets to a peer that was connected before, from this node and from other peers. Raises as
+        peer_named, and InputError if it cannot be woken."""
         roster = self._roster
-        peer = roster.known.find(wanted)
-        if peer is None:
-            return None
+        peer = roster.known.named(wanted, roster.own)
         if peer.id in roster.peers or peer.id == roster.own.id:
             return WakeCall(peer, is_here=True)
         if not peer.macs:

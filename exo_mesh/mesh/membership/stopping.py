@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.errors import StopPendingError
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.roster import Roster
 
 
@@ -31,11 +31,8 @@ class StopDesk:
         self.asked.set()
 
     async def tell(self, peer: str, *, restart: bool) -> str:
-        """Stop or restart a node, see peer_called; "" means this node. Returns its id at once, or "" if there is none.
-        Raises like ask, and InputError if several are called so."""
-        found = peer_called(peer, self._roster.everybody()) if peer else self._roster.own
-        if found is None:
-            return ""
+        """Stop or restart a node; "" means this node. Returns its id at once. Raises as ask and peer_named."""
+        found = peer_named(peer, self._roster.everybody()) if peer else self._roster.own
         if found.id == self._roster.own.id:
             self.ask(restart=restart)
         else:

@@ -25,8 +25,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from exo_mesh.domain.fields import Cut, Flat, Only, Size
 from exo_mesh.mesh.membership.detector import Timing
 
 SMALL = 16
@@ -81,13 +82,21 @@ class Life(NamedTuple):
     refutation: int = 0
 
 
+MAX_ID = 64
+PeerId = Annotated[str, Size(MAX_ID, least=1)]
+
+
+def _can_be_id(text: str) -> bool:
+    return 0 < len(text) <= MAX_ID
+
+
 class Update(NamedTuple):
     """News of a peer. accusers: peers that could not reach a suspect; at most MAX_ACCUSERS."""
 
-    peer_id: str
+    peer_id: PeerId
     state: SwimState
-    life: Life
-    accusers: tuple[str, ...] = ()
+    life: Annotated[Life, Flat()]
+    accusers: Annotated[tuple[str, ...], Cut(MAX_ACCUSERS), Only(_can_be_id)] = ()
 
 
 _TAKEN_IF: dict[tuple[SwimState, SwimState], Callable[[Life, Life], bool]] = {

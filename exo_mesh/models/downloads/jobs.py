@@ -20,7 +20,6 @@ from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
-from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.fetcher.wire import Share
 from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
 
@@ -51,7 +50,6 @@ class FetchJobs:
         fetcher: FileFetcher,
         sources: ModelSources,
         room: ModelRoom,
-        use: ModelUse,
         records: DownloadRecords,
         checks: FileChecks,
         tasks: TaskOwner,
@@ -63,7 +61,7 @@ class FetchJobs:
         self._fetcher = fetcher
         self._sources = sources
         self._room = room
-        self._use = use
+        self._use = room.use
         self._records = records
         self._checks = checks
         self._tasks = tasks

@@ -64,9 +64,7 @@ class Downloads:
         self.room = ModelRoom(files, disk, rules, store, use, records, on_change)
         self._introductions = Introductions(catalogue, files, fetcher, sources, use, records, on_change)
         self._checks = checks = FileChecks(membership, files, fetcher, sources, self._tasks, on_wrong)
-        self.jobs = FetchJobs(
-            membership, files, fetcher, sources, self.room, use, records, checks, self._tasks, on_change
-        )
+        self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, records, checks, self._tasks, on_change)
 
     async def close(self) -> None:
         """Ends all fetches, keeping the fetched bytes."""

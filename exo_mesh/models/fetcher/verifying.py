@@ -79,7 +79,7 @@ class _RightPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Mixture:
     """A file that may be the right one, up to some byte. owners: the sources that have all of it. other: the pieces
     that are other here."""
 
@@ -93,7 +93,7 @@ class _Found:
     """What a search found. right: the file with the right digest, if any. is_compared: whether there were other bytes
     to compare those here with."""
 
-    right: _Candidate | None
+    right: _Mixture | None
     is_compared: bool
 
 
@@ -242,9 +242,9 @@ class FileCheck:
         )
 
     def _search(self, used: Sequence[UsedSource]) -> _Found:
-        """Looks for a file with the right digest among the bytes here and the bytes of some sources. Raises
-        _NoSourceError if they do not have all bytes."""
-        candidates = [_Candidate(hashlib.sha256(), frozenset(range(-1, len(used))))]
+        """Looks for a file with the right digest among the bytes here and those of some sources. Raises _NoSourceError
+        if they do not have all bytes."""
+        candidates = [_Mixture(hashlib.sha256(), frozenset(range(-1, len(used))))]
         is_compared = True
         for span, is_here in _in_order(self._here, self._file.size):
             for piece in cut((span,), PIECE_BYTES):
@@ -344,15 +344,15 @@ class FileCheck:
 
 
 def _grown(
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[_Mixture],
     piece: Span,
     contents: Mapping[bytes, set[int]],
     used: Sequence[UsedSource],
     *,
     is_here: bool,
-) -> list[_Candidate]:
-    """Adds a piece to each candidate: every candidate with every content while there are few, else only candidates from
-    a single source."""
+) -> list[_Mixture]:
+    """Adds a piece to each candidate: every candidate with every content while there are few, else only those that
+    are all of one source."""
     owned = list(contents.items())
     if not is_here or len(owned) == 1:
         owned[0][1].add(_OWN)
@@ -369,7 +369,7 @@ def _grown(
         if is_here and _OWN not in owners:
             source = used[min(owners)]
             other = (*other, _RightPiece(piece, hashlib.sha256(content).digest(), source))
-        grown.append(_Candidate(sha, one.owners & owners, other))
+        grown.append(_Mixture(sha, one.owners & owners, other))
     return grown
 
 

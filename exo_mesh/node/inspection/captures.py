@@ -18,6 +18,7 @@ import msgspec
 
 from exo_mesh.base.printable import printable_values
 from exo_mesh.base.tasks import Bound
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.process_capture import memory_of, run_tools, threads_of
 from exo_mesh.mesh.membership.peers import Peer
@@ -70,7 +71,7 @@ class Captures:
         """Captures a peer. Raises MeshErrors."""
         reply = await peer.client.capture(wanted, CAPTURE_S)
         try:
-            found = printable_values(msgspec.json.decode(reply.json)) if len(reply.json) <= MAX_JSON_BYTES else None
+            found = printable_values(decode_bounded(reply.json)) if len(reply.json) <= MAX_JSON_BYTES else None
         except (msgspec.DecodeError, RecursionError) as exc:
             raise TransportError(f"the capture of {peer.info.name} is not valid JSON: {exc}") from exc
         if found is None:

@@ -15,10 +15,11 @@ import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.printable import printable_values
+from exo_mesh.domain.bounded_json import decode_bounded
+from exo_mesh.domain.reports import HealthReport
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.node.inspection.asking import ASK_S, ask_peers
@@ -45,7 +46,7 @@ class Diagnostics:
         monitor: MemoryMonitor,
         disk: Disk,
         beats: Callable[[], Sequence[StageBeat]],
-        health: Callable[[], dict[str, Any]],
+        health: Callable[[], HealthReport],
     ) -> None:
         self._membership = membership
         self._flights = flights
@@ -83,7 +84,7 @@ class Diagnostics:
             "requests": self._journal.describe_live(),
             "stages": [_stage(stage) for stage in self._beats()],
             "runners": self._runners(),
-            "health": self._health(),
+            "health": msgspec.to_builtins(self._health()),
         }  # fmt: skip
 
     def timeline(self) -> dict[str, Any]:
@@ -96,13 +97,10 @@ class Diagnostics:
         found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
         return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
-    async def of(self, peer_id: str) -> dict[str, Any] | None:
-        """The diagnostics of one node, see peer_called; None if there is no such live peer. Raises MeshErrors."""
-        found = peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own
-        if found == self._membership.own:
-            return await asyncio.to_thread(self.node)
-        peer = None if found is None else self._membership.peer(found.id)
-        return None if peer is None else await _ask(peer, timeline=False)
+    async def of(self, peer: str) -> dict[str, Any]:
+        """The diagnostics of one node, see Membership.peer_named. Raises MeshErrors."""
+        found = self._membership.peer(self._membership.peer_named(peer, "id").id)
+        return await asyncio.to_thread(self.node) if found is None else await _ask(found, timeline=False)
 
     async def cluster(self) -> dict[str, Any]:
         """The diagnostics of all nodes that answer, and the list of nodes that do not."""
@@ -139,7 +137,7 @@ async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
     if len(reply.json) > MAX_JSON_BYTES:
         raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
     try:
-        found = printable_values(msgspec.json.decode(reply.json))
+        found = printable_values(decode_bounded(reply.json))
     except (msgspec.DecodeError, RecursionError) as exc:
         raise TransportError(f"the answer is not valid JSON: {exc}") from exc
     if not isinstance(found, dict) or found.get("node_id") != peer.id:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from exo_mesh import __version__
 from exo_mesh.base.wakeups import next_beat
-from exo_mesh.domain.shard import KeptLayers
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
+from exo_mesh.domain.shard import MAX_KEPT, KeptLayers
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.service import Membership
@@ -20,8 +20,6 @@ from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.rings.prefix_disk.makers import KeptKv, KvMaker
 from exo_mesh.settings.config import Settings
 from exo_mesh.weights.fetched import MANIFEST_FILE
-from exo_mesh.wire.plan_codec import MAX_KEPT
-from exo_mesh.wire.speeds_codec import MAX_MODELS
 
 LOOK_EVERY_S = 10.0
 

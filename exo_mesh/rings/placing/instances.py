@@ -144,10 +144,6 @@ class Instances:
         """The phase of each stage of an instance that this node is bringing up; () for other instances."""
         return self._placer.phases(instance_id)
 
-    @property
-    def is_placing(self) -> bool:
-        return bool(self._flights)
-
     def distrust(self, instance: InstanceInfo) -> None:
         """Avoid an instance that failed a request here for a while, and place the model again by a higher ballot if
         necessary.

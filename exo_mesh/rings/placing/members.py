@@ -16,9 +16,9 @@ from exo_mesh.errors import FetchError, MeshError, ModelError, ReservationError,
 from exo_mesh.mesh.membership.port import PeerClient
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.wire.control_codec import status_from_proto
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.stage_codec import status_from_proto
 
 REACH_S = 2.0
 """How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""

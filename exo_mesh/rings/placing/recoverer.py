@@ -38,6 +38,7 @@ from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.planner import Planner, ring_of
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec
 
 MAX_PLANS = 4
@@ -79,6 +80,7 @@ class Recoverer:
         mixing: Mixing,
         metrics: Metrics,
         runner_limits: RunnerLimits,
+        use: RingUse,
     ) -> None:
         self._membership = membership
         self._members = members
@@ -88,6 +90,7 @@ class Recoverer:
         self._mixing = mixing
         self._metrics = metrics
         self._runner_limits = runner_limits
+        self._use = use
 
     async def recover(
         self,
@@ -143,7 +146,9 @@ class Recoverer:
             last = found.plan
             self._membership.put_instance(instance_id, InstanceInfo(last, InstanceState.LOADING))
             attempt.is_published = True
-            monitor = RingMonitor(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
+            monitor = RingMonitor(
+                last, self._members, self._use, on_progress, self._runner_limits, keep_kv_from=keep_kv_from
+            )
             try:
                 return monitor, await monitor.bring_up(), found
             except MeshError as exc:

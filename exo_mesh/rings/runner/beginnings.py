@@ -52,7 +52,6 @@ class Beginnings:
         """Sequences that stages hold over a change of the plan, and that have neither begun again nor been removed."""
         self._gives_way = False
         """Whether the log has been told that kept sequences go because memory is short."""
-        scheduler.expect_shared = prefix.common_with_running
         self.shared = SharedPrompts()
         self.pictures = PictureSender()
 

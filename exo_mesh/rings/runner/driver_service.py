@@ -17,8 +17,7 @@ from exo_mesh.rings.runner.inbox import Cancel, Submit, Unpark
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.pictures.store import PictureStore
 from exo_mesh.rings.runner.worker import Worker
-from exo_mesh.wire.driver_codec import request_from_proto
-from exo_mesh.wire.image_codec import specs_from_proto
+from exo_mesh.wire.driver_codec import request_from_proto, specs_from_proto
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2_grpc

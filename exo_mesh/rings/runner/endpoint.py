@@ -80,8 +80,7 @@ class Endpoint:
         self._changed = asyncio.Event()
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
-            ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
-            worker.status_of_others = lambda: ranks.status
+            self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
         status = (lambda: worker.status) if setup.follows else None
         self._receiver = RingReceiver(
             SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, status, self._called
@@ -152,13 +151,15 @@ class Endpoint:
         return self._ranks
 
     async def run(self) -> None:
-        """Work and keep the hops up until the ring shuts down. Raises StageLostError if the next stage is lost and no
+        """Work and keep the hops up until cancelled. Raises StageLostError if the next stage is lost and no
         other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is lost."""
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(part) for part in self._beside()]
-            await self._worker.run(self._send, None if self._ranks is None else self._ranks.hand_out)
-            for task in beside:
-                task.cancel()
+            for part in self._beside():
+                group.create_task(part)
+            if (ranks := self._ranks) is None:
+                await self._worker.run(self._send)
+            else:
+                await self._worker.run(self._send, ranks.hand_out, lambda: ranks.status)
 
     def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
         """The coroutines that run beside the worker."""

@@ -31,7 +31,7 @@ from exo_mesh.rings.runner.pooled import PooledVector
 from exo_mesh.rings.runner.sampling.prompt_logprobs import score
 from exo_mesh.rings.runner.sampling.sampler import Draw, Sampler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.wire.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
+from exo_mesh.wire.driver_codec import event_to_proto, prefix_to_proto, prompt_to_proto, traces_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 
@@ -289,9 +289,8 @@ def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.Gene
 
 
 def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
-    """The message that says where a prompt departs from kept sequences."""
-    told = pb.PrefixReport(common=report.common, theirs=report.theirs, is_own=report.is_own)
-    return pb.GenerateEvents(ballot=ballot, prefix=told)
+    """The message that says where a prompt parts from what is kept."""
+    return pb.GenerateEvents(ballot=ballot, prefix=prefix_to_proto(report))
 
 
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:

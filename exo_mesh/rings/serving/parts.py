@@ -17,8 +17,10 @@ from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_file import RequestFile, request_file
 from exo_mesh.rings.serving.request_run import Patience
+from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.rings.serving.router import Router
 from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.wire.control_driver import DriverChannels
@@ -45,14 +47,14 @@ class ServingParts:
         metrics: Metrics,
         patience: Patience,
         clock: Clock,
-        stand_ins: Callable[[str], list[str]] = lambda model: [],
+        stand_ins: Callable[[str], list[str]],
+        on_trace: Callable[[RequestTrace], object],
     ) -> ServingParts:
-        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. The settings' time limits
-        replace those of `patience`."""
+        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. on_trace: called
+        with each trace that has ended. The settings' time limits replace those of `patience`."""
         file = request_file(settings.request_log, settings.home)
         history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
         journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
-        instances.owned_rings.use.own_requests = journal.outstanding
         drivers = DriverChannels(credentials)
         patience = replace(
             patience,
@@ -62,19 +64,17 @@ class ServingParts:
             total_s=settings.response_timeout,
         )
         live = LiveStreams()
-        router = Router(
+        rings = Rings(
             instances.instances,
             instances.members,
             drivers,
             journal,
-            metrics.requests,
-            patience=patience,
-            live=live,
-            clock=clock,
+            clock,
             auto_place=settings.auto_place,
             stand_ins=stand_ins,
             max_queued=settings.max_queued,
         )
+        router = Router(rings, journal, metrics.requests, patience, live, TraceStore(on_end=on_trace), clock)
         streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
         answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
         kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)

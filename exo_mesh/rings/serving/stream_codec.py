@@ -8,42 +8,21 @@ from collections.abc import Sequence
 from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
 from exo_mesh.rings.serving.streams import FoundStream, StreamViewer
 from exo_mesh.wire.driver_codec import event_from_proto, event_to_proto, prompt_from_proto, prompt_to_proto
+from exo_mesh.wire.message_codec import Codec
 from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_PHASE_CHARS = 32
 
 
-def viewer_to_proto(viewer: StreamViewer) -> pb.StreamViewer:
-    return pb.StreamViewer(key_id=viewer.key_id, secret_hash=viewer.secret_hash)
+VIEWER = Codec(StreamViewer, pb.StreamViewer)
+FOUND = Codec(FoundStream, pb.StreamInfo)
 
-
-def viewer_from_proto(message: pb.StreamViewer) -> StreamViewer:
-    return StreamViewer(message.key_id if message.HasField("key_id") else None, message.secret_hash)
-
-
-def found_to_proto(found: FoundStream) -> pb.StreamInfo:
-    return pb.StreamInfo(
-        id=found.id,
-        model=found.model,
-        created=found.created,
-        request_ids=found.request_ids,
-        output_tokens=found.output_tokens,
-        recipe=found.recipe,
-        key_id=found.key_id,
-    )
+viewer_to_proto, viewer_from_proto = VIEWER.write, VIEWER.read
+found_to_proto = FOUND.write
 
 
 def found_from_proto(peer_id: str, message: pb.StreamInfo) -> FoundStream:
-    return FoundStream(
-        peer_id,
-        message.id,
-        message.model,
-        message.created,
-        tuple(message.request_ids),
-        message.output_tokens,
-        message.recipe,
-        message.key_id,
-    )
+    return FOUND.read(message, peer_id=peer_id)
 
 
 def events_to_proto(events: Sequence[RequestEvent]) -> pb.FollowReply:

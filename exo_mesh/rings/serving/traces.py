@@ -160,11 +160,13 @@ class TraceStore:
     agent share theirs. changed: beats when a trace ended or was deleted. on_end: called with each trace that has
     ended."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.time, on_end: Callable[[RequestTrace], object] = lambda trace: None
+    ) -> None:
         self._now = now
+        self._on_end = on_end
         self._kept: OrderedDict[tuple[str, str, str], RequestTrace] = OrderedDict()
         self.changed = ChangeSignal()
-        self.on_end: Callable[[RequestTrace], object] = lambda trace: None
 
     def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
         """Begin a trace. Another trace with its ids is replaced; the oldest makes room."""
@@ -202,7 +204,7 @@ class TraceStore:
     def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
         """Note that the request of a trace has ended."""
         trace.end(outcome, now)
-        self.on_end(trace)
+        self._on_end(trace)
         self.changed.beat()
 
     def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.mesh.membership.detector import Timing
+from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.control_client import ControlClient
@@ -63,13 +65,15 @@ class Peer:
         self.reading = Telemetry(info.id, 1, 100, 200, 0)
         self.membership = Membership(
             info,
-            lambda: self.reading,
-            dial=lambda address: ControlClient(address, probe_port=self.probe_port, own_calls=self.own_calls),
-            only_peers=only_peers,
-            only_links=only_links,
-            on_leave=lambda peer, records: self.left.append(peer.id),
-            before_refute=self.before_refute,
-            read_prefixes=lambda: dict(self.prefixes),
+            SimpleNamespace(
+                reading=lambda: self.reading,
+                prefixes=lambda: dict(self.prefixes),
+                is_calm=lambda instance_id: False,
+                peer_left=lambda peer, records: self.left.append(peer.id),
+                before_refute=self.before_refute,
+            ),
+            lambda address: ControlClient(address, probe_port=self.probe_port, own_calls=self.own_calls),
+            peer_filter=PeerFilter(only_peers, only_links),
             timing=timing or FAST,
         )
         self.handler = _CountingHandler(self.membership)

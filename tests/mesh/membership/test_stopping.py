@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.errors import StopPendingError, error_from_code
+from exo_mesh.errors import StopPendingError, UnknownPeerError, error_from_code
 from exo_mesh.mesh.membership.stopping import StopDesk
 from tests.mesh.membership.meshes import peer_info
 
@@ -34,4 +34,5 @@ async def test_a_stop_is_accepted_again_and_during_a_restart() -> None:
     await stops.tell("a", restart=False)
     await stops.tell("a", restart=False)
     assert stops.asked.is_set() and not stops.wants_restart
-    assert await stops.tell("nobody", restart=False) == ""
+    with pytest.raises(UnknownPeerError):
+        await stops.tell("nobody", restart=False)

@@ -20,7 +20,7 @@ from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.wire.codec import FrameAssembler, encode_frame
-from exo_mesh.wire.image_codec import spec_to_proto, specs_from_proto
+from exo_mesh.wire.driver_codec import PICTURE, specs_from_proto
 from exo_mesh.wire.image_upload import PIECE_BYTES, UploadedCall, pieces_of
 from exo_mesh.wire.proto import driver_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2_grpc
@@ -176,7 +176,7 @@ def test_images_have_other_contents_than_their_placeholders_and_each_other() -> 
 
 def test_an_image_survives_the_wire() -> None:
     specs = tuple(one.spec for one in TWO)
-    assert specs_from_proto([spec_to_proto(spec) for spec in specs]) == specs
+    assert specs_from_proto([PICTURE.write(spec) for spec in specs]) == specs
     with pytest.raises(ValueError, match="pixels"):
         specs_from_proto([pb.Image(start=1, num_tokens=1, rows=1, columns=1, height=1 << 20, width=1 << 20,
                                    mean=MEAN, std=STD, digest="0" * 64)])  # fmt: skip

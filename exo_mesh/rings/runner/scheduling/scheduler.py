@@ -11,7 +11,7 @@ from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.rings.runner.scheduling.chunk_shares import deal_chunk
-from exo_mesh.rings.runner.scheduling.lone import LoneTime
+from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 from exo_mesh.rings.runner.scheduling.sequence import Sequence

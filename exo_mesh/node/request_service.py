@@ -1,0 +1,50 @@
+"""Runs and cancels the requests that enter here, and finds those of other entry peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from exo_mesh.domain.request import GenerateRequest, RequestEvent
+from exo_mesh.errors import NodeStoppingError, NotReadyError
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.serving.parts import ServingParts
+
+
+class RequestService:
+    """The requests of clients. streams: the running ones, also for callers other than the client. kept_answers: the
+    finished ones that later requests may refer to. phase: see Health.describe."""
+
+    def __init__(
+        self, membership: Membership, host: StageHost, serving: ServingParts, phase: Callable[[], str]
+    ) -> None:
+        self._membership = membership
+        self._host = host
+        self._serving = serving
+        self._phase = phase
+        self.streams = serving.streams
+        self.kept_answers = serving.kept
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        """Runs a request on an instance of the model, and places an instance if there is none.
+
+        Raises MeshErrors at any point; ends after the event whose `finish` is set. Closing the iterator cancels the
+        request.
+        """
+        if self._phase() == "stopping":
+            raise NodeStoppingError(
+                "this node is stopping and accepts no new requests; send the request to another peer"
+            )
+        if self._host.draining:
+            raise NotReadyError("this node is draining and accepts no new requests; send the request to another peer")
+        return self._serving.router.generate(model, request)
+
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        """Cancels a request at any reachable peer, by any id that its client saw; False if it is unknown. With a
+        key_id, a request with another API key counts as unknown."""
+        here = self._serving.journal.cancel(request_id, key_id)
+        answers = await asyncio.gather(  # a client may use one x-request-id at several peers
+            *(peer.client.cancel(request_id, key_id) for peer in self._membership.peers), return_exceptions=True
+        )
+        return here or any(answer is True for answer in answers)
