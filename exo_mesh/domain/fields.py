@@ -68,7 +68,7 @@ class Only(msgspec.Struct, frozen=True):
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """What is read is replaced by the function's result."""
+    """The value that was read is replaced by the function's result."""
 
     tidy: Callable[[Any], Any]
 

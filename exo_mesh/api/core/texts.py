@@ -67,8 +67,8 @@ class TextModels:
         return await asyncio.shield(self._opening[version])
 
     async def of(self, models: ModelService, entry: ModelEntry) -> TextModel:
-        """The text model of a model of the mesh. For one that only a model server has, an empty one. Raises ModelError
-        and the errors of ModelService.text_files."""
+        """The text model of a model of the mesh. Empty for a model that only a model server has. Raises ModelError and
+        the errors of ModelService.text_files."""
         if entry.served is not None:
             return TextModel.without_vocabulary(entry.name)
         text = await self.get(await models.text_files(entry.name))

@@ -143,7 +143,7 @@ class Membership:
 
     @property
     def last_telemetry(self) -> Mapping[str, Telemetry]:
-        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
+        """Like `telemetry`, but this node's own is from its last probe: up to a second old, and missing before the
         first probe."""
         return self._roster.records.telemetry
 

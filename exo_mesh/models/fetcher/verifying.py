@@ -242,8 +242,8 @@ class FileCheck:
         )
 
     def _search(self, used: Sequence[UsedSource]) -> _Found:
-        """Looks for a file with the right digest among the bytes here and those of some sources. Raises _NoSourceError
-        if they do not have all bytes."""
+        """Looks for a file with the right digest among the bytes here and the bytes of some sources. Raises
+        _NoSourceError if they do not have all bytes."""
         candidates = [_Mixture(hashlib.sha256(), frozenset(range(-1, len(used))))]
         is_compared = True
         for span, is_here in _in_order(self._here, self._file.size):
@@ -351,8 +351,8 @@ def _grown(
     *,
     is_here: bool,
 ) -> list[_Mixture]:
-    """Adds a piece to each candidate: every candidate with every content while there are few, else only those that
-    are all of one source."""
+    """Adds a piece to each candidate: every candidate with every content while there are few, else only candidates from
+    a single source."""
     owned = list(contents.items())
     if not is_here or len(owned) == 1:
         owned[0][1].add(_OWN)

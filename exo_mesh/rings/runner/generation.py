@@ -289,7 +289,7 @@ def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.Gene
 
 
 def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
-    """The message that says where a prompt parts from what is kept."""
+    """The message that says where a prompt departs from kept sequences."""
     return pb.GenerateEvents(ballot=ballot, prefix=prefix_to_proto(report))
 
 
