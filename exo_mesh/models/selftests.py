@@ -84,7 +84,10 @@ class SelfTests:
         await self._bring(request.model, request.model_digest, ())
         card = await asyncio.to_thread(self._catalogue.local_card, request.model)
         if card.digest != request.model_digest:
-            raise ModelError(f"the files of {request.model} here have digest {card.digest[:12]}, not the one asked for")
+            raise ModelError(
+                f"the files of {request.model} here have digest {card.digest[:12]}, "
+                f"not the requested {request.model_digest[:12]}"
+            )
         if not 0 < len(ranges) <= MAX_RANGES or any(not 0 <= a < b <= card.num_layers for a, b in ranges):
             given = [list(one) for one in ranges[:9]]
             raise InputError(f"a self-test needs 1 to {MAX_RANGES} layer ranges of {card.name}, not {given}")

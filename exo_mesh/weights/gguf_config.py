@@ -92,7 +92,7 @@ class _Maker:
         values = value.numbers() if isinstance(value, GgufArray) and value.length <= MAX_FACTORS else (value,)
         whole = [one for one in values if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31]
         if len(whole) != len(values):
-            raise ModelError(f"{self._key(key)} is not a size, or has one that is none")
+            raise ModelError(f"{self._key(key)} must be a size, or a list of sizes")
         return max(whole, default=0)
 
     def config(self) -> dict[str, Any]:

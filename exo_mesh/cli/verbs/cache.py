@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("ls", "rm", "pin", "unpin"), help="the action")
     parser.add_argument("which", nargs="?", metavar="KEY|MODEL", help="for rm, pin and unpin: which files")
     parser.add_argument("--all", action="store_true", help="for rm: all files")
-    parser.add_argument("--prefix-disk", metavar="DIR", help="the directory, if not that of the node's settings")
+    parser.add_argument("--prefix-disk", metavar="DIR", help="the directory; by default the one in the node's settings")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

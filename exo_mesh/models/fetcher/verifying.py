@@ -226,7 +226,7 @@ class FileCheck:
                 self._replace(found.right.other, on_wrong)
                 if found.right.other:
                     return REPAIRED
-                _log.warning("%s: the bytes here are right, but those of another peer are not", self._name)
+                _log.warning("%s: the bytes here are right, but another peer has wrong bytes", self._name)
                 return RIGHT
         on_wrong(self._name)
         if not is_compared:
