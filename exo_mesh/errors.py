@@ -1,4 +1,4 @@
-"""The one exception tree of exo-mesh.
+"""The exception tree of exo-mesh.
 
 MeshError
 ├── InputError            the caller's fault; carries the offending parameter
@@ -54,8 +54,8 @@ class MeshError(Exception):
 
 
 def code_of(error: BaseException) -> str:
-    """The code of an error that ended something: its own; that of a mistake of ours for any other Exception; and
-    "cancelled" for what is no Exception, as the cancellation of a task."""
+    """The code of an error that ended something: its own; "cancelled" for the cancellation of a task; the code of an
+    internal error for any other Exception."""
     if isinstance(error, MeshError):
         return error.code
     return MeshError.code if isinstance(error, Exception) else CancelledRequestError.code
@@ -186,8 +186,8 @@ class PendingPlacementError(PlacementError):
 
 
 class ReservationError(MeshError):
-    """A peer refused its part of a plan. usable_bytes: what it could give, if memory was the reason. why: the code of a
-    CrashLoopError or QuarantinedError, if one of these was."""
+    """A peer refused its part of a plan. usable_bytes: memory that it could give, if memory was the reason. why: the
+    code of a CrashLoopError or QuarantinedError, if one of these was."""
 
     code = "reservation_refused"
 

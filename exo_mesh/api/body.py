@@ -78,7 +78,7 @@ async def run_apart(request: web.Request, work: Callable[[], T]) -> T:
 
 
 def release_body(request: web.Request) -> None:
-    """Give back the room of a body that is not needed any more. The caller must have dropped what it was decoded to."""
+    """Give back the room of a body that is not needed any more. The caller must have dropped the decoded objects."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 

@@ -304,7 +304,7 @@ class ApiServer:
         return server()
 
     def joined(self, connection: ApiConnection, peername: object) -> None:
-        """Count a new connection. If too many connections wait, the one that has waited longest is closed."""
+        """Count a new connection. If too many connections wait, the longest waiting connection is closed."""
         connection.address = str(peername[0]) if isinstance(peername, tuple) else ""
         self._connections.add(connection)
         self.moved(connection, ConnectionPhase.HEAD)

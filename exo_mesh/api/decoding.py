@@ -81,7 +81,7 @@ def _lone_surrogate(body: bytes) -> str | None:
 
 
 def _parts_of(message: str) -> tuple[str, str]:
-    """(what is wrong, the place) of a message of msgspec. A long value in it is shortened: msgspec quotes all of it."""
+    """(problem, place) of a message of msgspec. A long value in it is shortened: msgspec quotes all of it."""
     at = message.rfind(_AT, max(0, len(message) - MAX_PLACE))
     end = len(message) if at < 0 else at
     text = message[:end] if end <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…{message[end - 1]}"

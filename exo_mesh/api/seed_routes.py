@@ -174,7 +174,7 @@ class SeedRoutes:
         return await read_body(request, self._context.options.body_silence_s)
 
     async def _end(self, instance_ids: list[str]) -> list[str]:
-        """Stop these instances; returns the ids of those that still existed."""
+        """Stop these instances; returns the ids that still existed."""
         return [one for one in instance_ids if await self._instances.delete(one)]
 
 

@@ -1,4 +1,4 @@
-"""Reads the wishes for an instance from the body of `POST /instance` or the query of `GET /instance/previews`."""
+"""Parses the placement options of `POST /instance` and `GET /instance/previews`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a node and its HTTP API from the settings. Only here are the concrete parts named."""
+"""Builds a node and its HTTP API from the settings."""
 
 from __future__ import annotations
 
@@ -340,8 +340,8 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
 
 
 def check_options(registry: Registry, settings: Settings) -> None:
-    """Checks the options of engines: one of the engines in use must accept those of --engine-option, and the engine
-    that --server-option names must accept its own. Raises ConfigError."""
+    """Checks the options of engines: an engine in use must accept each --engine-option, and the engine that
+    --server-option names must accept its own. Raises ConfigError."""
     servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
     for key in settings.server_options:
         if not key.startswith(tuple(f"{name}." for name in servers)):

@@ -7,14 +7,14 @@ exo_mesh.wire.message_codec. Without a mark a field has the name and the value t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from exo_mesh.base.printable import MAX_CHARS
 
 
-class Range(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Range:
     """A number outside is refused, and so is NaN. An infinite bound allows every finite number. In front of a tuple of
     numbers it holds for each of them."""
 
@@ -22,7 +22,8 @@ class Range(msgspec.Struct, frozen=True):
     most: float
 
 
-class Size(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Size:
     """A text, bytes or a tuple of another length is refused. Text that travels as bytes is measured in bytes. sizes:
     instead of a range, the only lengths that are accepted."""
 
@@ -31,73 +32,86 @@ class Size(msgspec.Struct, frozen=True):
     sizes: tuple[int, ...] = ()
 
 
-class Cut(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Cut:
     """Only this many characters, items or entries are read and written."""
 
     most: int
 
 
-class Printable(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Printable:
     """The text is made printable, and cut."""
 
     most: int = MAX_CHARS
 
 
-class Clamped(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Clamped:
     """A number outside becomes the nearest one inside."""
 
     least: int
     most: int
 
 
-class Else(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Else:
     """An unknown value becomes `otherwise`. known: the values of a field whose type does not list them."""
 
     otherwise: Any
     known: Collection[Any] = ()
 
 
-class Newer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Newer:
     """An unknown value means that the sender has a newer version, and is refused with PeerVersionError."""
 
 
-class Only(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Only:
     """Items for which the function is false are left out."""
 
     accepts: Callable[[Any], bool]
 
 
-class Tidied(msgspec.Struct, frozen=True):
-    """What is read is replaced by the function's result."""
+@dataclass(frozen=True)
+class Tidied:
+    """The value that was read is replaced by the function's result."""
 
     tidy: Callable[[Any], Any]
 
 
-class FirstBytes(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class FirstBytes:
     """Only as many names are written as fit into this many bytes. The names are texts, or the first items of tuples."""
 
     most: int
 
 
-class Absent(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Absent:
     """The value that is not sent: an absent field stands for it."""
 
     value: Any
 
 
-class SentAs(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class SentAs:
     """The name of the field in the message."""
 
     name: str
 
 
-class AnyText(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class AnyText:
     """Text that travels as bytes and may have lone halves of surrogate pairs, as in JSON."""
 
 
-class Flat(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Flat:
     """The fields of this value are fields of the message around it."""
 
 
-class NotSent(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class NotSent:
     """No message has this field. Its default counts, or the value that the reader of the message adds."""

@@ -29,7 +29,7 @@ _ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One problem. code: a stable word. message: what is wrong, with the numbers. remedy: what the reader can do."""
+    """One problem. code: a stable word. message: the problem, with the numbers. remedy: the reader's next step."""
 
     code: Annotated[str, Cut(64)]
     level: Annotated[HealthLevel, Else(HealthLevel.DEGRADED)]

@@ -101,7 +101,7 @@ class CardRules:
     excluded: tuple[str, ...] = ()
 
     def allowed(self, info: PeerInfo, engines: Iterable[str]) -> tuple[str, ...]:
-        """Those of a peer's engines that the card allows; the preferred ones first."""
+        """A peer's engines that the card allows; the preferred ones first."""
         able = [engine for engine in engines if not self.backends or _tags(info, engine) & set(self.backends)]
         return tuple(sorted(able, key=lambda engine: self.rank(info, engine)))
 

@@ -11,7 +11,7 @@ from exo_mesh.errors import InputError, UnknownPeerError
 
 
 class Named(Protocol):
-    """A peer's record, of which only the names count here."""
+    """The names in a peer's record."""
 
     @property
     def id(self) -> str: ...

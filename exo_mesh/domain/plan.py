@@ -36,7 +36,7 @@ NO_BALLOT = Ballot(0, "")
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One position in the ring: which peer runs which shard with which engine, and what it must reserve.
+    """One position in the ring: which peer runs which shard with which engine, and the memory that it must reserve.
 
     group: the ranks, if several peers form this stage; `peer_id` is then the leader, and every rank reserves
     `reserve_bytes`. Raises ValueError if another peer is the leader.

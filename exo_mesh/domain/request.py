@@ -164,7 +164,7 @@ class GenerateRequest:
     is_kept: Annotated[bool, NotSent()] = True
     """Whether stages may keep its KV after its end, for later prompts."""
     cache_scope: Annotated[bytes, Cut(64)] = b""
-    """Not empty: what is kept of it is used only by requests with the same scope, and it uses only theirs."""
+    """If not empty, the request shares kept KV only with requests of the same scope, in both directions."""
     pictures: Annotated[tuple[Picture, ...], NotSent()] = ()
     """The images of the prompt, in order. Their tokens in prompt_ids are placeholders."""
     keep_alive_s: Annotated[float | None, NotSent()] = None

@@ -1,4 +1,4 @@
-"""The layer range of a model that a stage holds, or of which a machine has something on its disk."""
+"""Layer ranges of a model: held by a stage, or partly on a machine's disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from exo_mesh.domain.fields import Absent, Cut, Only, Printable, Tidied
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
 
 MAX_KEYS = 4
-"""Most file keys of one KeptLayers: those of the files that were used last."""
+"""Most file keys of one KeptLayers: the keys of the last used files."""
 
 MAX_KEPT = 32
 """Most parts of one model that a peer can have on its disk; the rest is cut off."""
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeptLayers:
-    """Layers `[start, stop)` of a model of which a peer has something on its disk: KV, or their weights.
+    """Layers `[start, stop)` of a model with KV or weights on a peer's disk.
 
     tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;
     0: this is about weights. engine, activation_dtype: what computed the KV, and for which kind of ring; see

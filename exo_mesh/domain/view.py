@@ -149,7 +149,7 @@ class View:
         """Rises whenever a record of shared settings changes."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
-        """Adopts newer records and returns those that changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
+        """Adopts newer records and returns the changed ones. Owners over MAX_RECORDS_PER_OWNER get no new keys.
         Deletions among them count as made at `now`."""
         changed = []
         for record in records:
@@ -213,7 +213,7 @@ class View:
         return sorted(values, key=lambda peer: peer.id)
 
     def instances(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) per instance id, sorted by id: of several records the one with the highest ballot."""
+        """(owner, instance) per instance id, sorted by id: the record with the highest ballot."""
         best: dict[str, tuple[str, InstanceInfo]] = {}
         for record in self._live():
             if isinstance(record.value, InstanceInfo):
@@ -238,7 +238,7 @@ class View:
         return sorted(found, key=lambda one: one[:2])
 
     def shared_settings(self) -> list[tuple[str, SharedSettings]]:
-        """(owner, what it shares) of every live settings record, by owner."""
+        """(owner, shared settings) of every live settings record, by owner."""
         found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, SharedSettings)]
         return sorted(found, key=lambda one: one[0])
 

@@ -80,7 +80,7 @@ class Catalogue:
 
     @property
     def partial_names(self) -> tuple[str, ...]:
-        """Models of which this machine has config, tokenizer and headers, but not all weights."""
+        """Models with config, tokenizer and headers on this machine, but not all weights."""
         return tuple(name for name in self._local if name in self._partial)
 
     @property

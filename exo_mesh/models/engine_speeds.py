@@ -156,8 +156,8 @@ class EngineSpeeds:
         return tuple(item for item in found if item[1])[-MAX_PUBLISHED:]
 
     async def keep(self, needs: SpeedNeeds) -> None:
-        """Measures what is wished for and what is placed, whenever this machine is quiet. Runs until cancelled; returns
-        at once if measuring is off."""
+        """While this machine is idle, measures requested and placed models. Runs until cancelled; returns at once if
+        measuring is off."""
         if not self._is_on:
             return
         await asyncio.to_thread(self._read_all, needs)

@@ -47,7 +47,8 @@ class SelfTests:
         disk: Disk | None = None,
         bring: Bring = _bring_nothing,
     ) -> None:
-        """bring: fetches what is missing of a model here, by name and digest: its headers, and these layer ranges."""
+        """bring: fetches missing parts of a model to this machine, by name and digest: its headers, and these layer
+        ranges."""
         self._bring = bring
         self._disk = disk or Disk(scratch)
         self._registry = registry
@@ -64,7 +65,9 @@ class SelfTests:
         await self._bring(model, digest, ())
         card = await asyncio.to_thread(self._catalogue.local_card, model)
         if card.digest != digest:
-            raise ModelError(f"the files of {model} here have digest {card.digest[:12]}, not the one asked for")
+            raise ModelError(
+                f"the files of {model} here have digest {card.digest[:12]}, not the requested {digest[:12]}"
+            )
         if not 0 < len(ranges) <= MAX_RANGES or any(not 0 <= a < b <= card.num_layers for a, b in ranges):
             given = [list(one) for one in ranges[:9]]
             raise InputError(f"a self-test needs 1 to {MAX_RANGES} layer ranges of {card.name}, not {given}")

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
-    """Returns the card of a model as an engine holds it; figures that the survey leaves open are those of the files."""
+    """Returns the card of a model as an engine holds it; figures that the survey leaves open come from the files."""
     held = replace(
         card,
         legal_cuts=survey.legal_cuts,
@@ -78,7 +78,7 @@ class Surveys:
         self._turn = asyncio.Lock()
 
     async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
-        """Returns what an engine reports about a model. Unknown figures are those of the files; loading checks all.
+        """Returns what an engine reports about a model. Unknown figures come from the files; loading checks all.
 
         Raises ModelError if the engine reports that it cannot run the model.
         """

@@ -43,7 +43,7 @@ def show_downloads(metrics: Metrics, tally: DownloadTally) -> None:
 
 
 def show_mesh(metrics: Metrics, membership: Membership) -> None:
-    """Sets the metrics of peers, instances and engines, and removes the series of those that are gone."""
+    """Sets the metrics of peers, instances and engines, and removes the series of gone ones."""
     peers, view = membership.peers, membership.view
     metrics.nodes.set(len(peers) + 1)
     metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in peers if peer.rtt_ms})

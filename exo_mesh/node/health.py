@@ -162,7 +162,8 @@ class Health:
         )
 
     def _skew(self) -> Reason | None:
-        """Clocks that differ. With two clocks it is unknown which is off; with more, the one that most differ from."""
+        """Clocks that differ. With two clocks it is unknown which is off; with more, the clock that differs from most
+        others."""
         known = {peer.info.name: off for peer in self._membership.peers if (off := peer.clock_offset_s) is not None}
         wrong = {name: off for name, off in known.items() if abs(off) > MAX_SKEW_S}
         if not wrong:

@@ -333,7 +333,7 @@ class ModelService:
         return await self._downloads.room.storage()
 
     async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
-        """The layers that each peer downloads: those of the plan for a request, over the named peers if any.
+        """The layers that each peer downloads: by the plan for a request, over the named peers if any.
 
         With whole: None (all files) for the named peers or this node. Raises PlacementError with the arithmetic.
         """

@@ -25,8 +25,8 @@ ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class OwnEngines:
-    """Orders the engines of this machine per model: first the one that the user chose, then by measured speed.
-    Publishes the models with them."""
+    """Orders the engines of this machine per model: first the user's choice, then by measured speed. Publishes the
+    models with them."""
 
     def __init__(self, settings: Settings, registry: Registry, membership: Membership, models: ModelParts) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Runs and cancels the requests that enter here, and finds those of other entry peers."""
+"""Runs and cancels the requests that enter here, and finds requests of other entry peers."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ class LoadedSettings:
     origins: Mapping[str, str]
     config_file: Path
     warnings: tuple[str, ...] = ()
-    """For people: variables that have no effect, either unknown EXO_MESH_* ones or those of other programs."""
+    """For people: variables that have no effect, either unknown EXO_MESH_* ones or other programs'."""
 
     def was_set(self, name: str) -> bool:
         """Whether the value was set, rather than the default."""

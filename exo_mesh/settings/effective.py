@@ -22,7 +22,7 @@ _NOT_OF_THE_MESH = ("flag", "environment")
 
 
 class EffectiveSettings:
-    """A node's own settings, overridden by those of the mesh. origins: as in LoadedSettings.
+    """A node's own settings, overridden by the mesh's. origins: as in LoadedSettings.
 
     Flags > EXO_MESH_* environment > the mesh > config.toml > defaults.
     """
@@ -46,7 +46,7 @@ class EffectiveSettings:
         return "mesh" if name in self._from_mesh else self._origins.get(name, "default")
 
     def take(self, texts: Mapping[str, str]) -> list[str]:
-        """Replaces the settings of the mesh; returns the names of those that are invalid here."""
+        """Replaces the settings of the mesh; returns the names that are invalid here."""
         fields: dict[str, Any] = {}
         names, unusable = set(), []
         for name, text in texts.items():
@@ -71,7 +71,7 @@ class SettingsDesk(Protocol):
 
     @property
     def shared_texts(self) -> Mapping[str, str]:
-        """The settings of the mesh by name, as texts like those of variables."""
+        """The settings of the mesh by name, as texts in the form of environment variables."""
 
     async def change(self, texts: Mapping[str, str | None]) -> None:
         """Changes settings of the mesh at every peer; None removes one. The caller has checked the texts."""

@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names in config.toml: its own, then that of the second flag."""
+        """The names in config.toml: its own, then the second flag's."""
         return (self.name, self.alias.removeprefix("--").replace("-", "_")) if self.alias else (self.name,)
 
     @property

@@ -1,4 +1,4 @@
-"""Parsers for the texts of settings. Every parser raises ValueError that says what is needed."""
+"""Parsers for the texts of settings. Every parser raises ValueError with the required form."""
 
 from __future__ import annotations
 

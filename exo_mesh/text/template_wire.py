@@ -25,8 +25,8 @@ LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
 
 MAX_ANSWER_BYTES = max(6 * MAX_LENGTH, 4 * CHANNELS * MAX_PIXELS // 3) + 4096
-"""Most bytes of an answer. JSON needs at most six bytes for a character, those of an escaped control character, and
-four for three bytes of pixels."""
+"""Most bytes of an answer. JSON needs at most six bytes for a character (an escaped control character), and four for
+three bytes of pixels."""
 
 EXIT_OUT_OF_MEMORY = 4
 """Exit code of a renderer process that ran out of memory while it read or answered a question."""
@@ -61,7 +61,7 @@ class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
-    """Check a grammar. kind and text: those of GrammarSpec; param: the field of the request that had the grammar."""
+    """Check a grammar. kind and text: as in GrammarSpec; param: the field of the request that had the grammar."""
 
     kind: GrammarKind
     text: str
@@ -127,7 +127,7 @@ class RendererReady(msgspec.Struct, tag="ready", frozen=True):
 
 
 class TemplateCompiled(msgspec.Struct, tag="compiled", frozen=True):
-    """The template can be used. variables: those of ChatTemplate."""
+    """The template can be used. variables: as in ChatTemplate."""
 
     variables: list[str]
 

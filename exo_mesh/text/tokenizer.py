@@ -63,7 +63,7 @@ class TextModel:
     controls: ControlTexts | None = None
     """Its control tokens; None if it has no chat template."""
     bounds: TokenizerBounds | None = None
-    """What it can do to a text; None for an empty vocabulary."""
+    """Bounds of the tokenizer's effect on a text; None for an empty vocabulary."""
     elsewhere: Elsewhere | None = None
     """Runs the methods that take a text in another process, for texts that may take long; None: they run here."""
 
@@ -96,7 +96,7 @@ class TextModel:
         return made if template is None else made.with_template(template)
 
     def with_template(self, template: ChatTemplate) -> TextModel:
-        """The same with a template that was tried: what it writes shows which tokens are control tokens."""
+        """The same with a tried template: its output shows which tokens are control tokens."""
         markers = {token for token, _ in self.output.tokens}
         return replace(self, template=template, controls=ControlTexts(self.tokenizer, markers, template.written))
 
@@ -324,7 +324,7 @@ def tokenizer_text(directory: Path) -> str:
 
 
 _CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
-"""What would add tokens to those that a grammar forces, or leave some out."""
+"""Settings that would add tokens to the tokens that a grammar forces, or leave some out."""
 
 
 def _tokens_by_id(tokenizer: Tokenizer, ids: Mapping[str, int]) -> dict[str, str]:

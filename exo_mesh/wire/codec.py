@@ -47,7 +47,7 @@ _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
 def encode_frame(frame: Frame) -> Iterable[bytes]:
-    """The messages that carry a frame, in order. Those of a long frame are created on demand, so that each is sent
+    """The messages that carry a frame, in order. Messages of a long frame are created on demand, so that each is sent
     while it is in the CPU cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header

@@ -249,7 +249,7 @@ class ControlClient:
         self._methods = _Methods(self._channel)
 
     def _renew(self) -> None:
-        """Use another channel after a pause; see RENEW_S. `_close_old` closes the one before."""
+        """Use another channel after a pause; see RENEW_S. `_close_old` closes the old channel."""
         if not self._is_closed and not self._loud_calls and monotonic() - self._last_call_at >= RENEW_S:
             self._old_channels.append(self._channel)
             self._open()

@@ -69,13 +69,10 @@ def traces_to_proto(frames: Iterable[FrameTrace]) -> list[pb.FrameTrace]:
 
 def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
     """A token without more is written by hand: the driver does it for most tokens, in 0.8 us instead of 1.7."""
-    more = (event.logprob, event.piece, event.usage, event.vector, event.respelling)
-    if more != _NOTHING_MORE:
+    has_text = event.piece is not None or event.respelling is not None
+    if has_text or event.logprob is not None or event.usage is not None or event.vector is not None:
         return EVENT.write(event)
     return pb.TokenEvent(index=event.index, token_id=event.token_id, finish=event.finish or "", cached=event.cached)
-
-
-_NOTHING_MORE = (None,) * 5
 
 
 def _usage_to_proto(usage: TextUsage | None) -> dict[str, Any]:

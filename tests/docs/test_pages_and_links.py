@@ -46,6 +46,21 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(document: Path) -> 
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{target.name}#{anchor}"
 
 
+MODULE = re.compile(r"(?<![\w/.~$-])((?:[a-z_][a-z0-9_]*/)+[a-z0-9_]+\.(?:py|proto))\b|`((?:[a-z_]+/){2,})`")
+"""A module or a folder of the code that a page names: from the root, a wing's parent, `tests`, or the page's folder."""
+
+OTHER_PROJECTS = {"acceptance.md"}
+"""Pages that name files of other projects too."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_that_a_page_names_exists(document: Path) -> None:
+    roots = [ROOT, ROOT / "exo_mesh", ROOT / "engines", ROOT / "tests", document.parent]
+    named = {module or folder for module, folder in MODULE.findall(document.read_text())}
+    gone = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
+    assert not gone or document.name in OTHER_PROJECTS, gone
+
+
 def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -144,3 +159,8 @@ def test_the_glossary_defines_each_term_once() -> None:
 def test_no_page_has_marks_of_a_merge() -> None:
     found = [str(page) for page in PAGES if "\n<<<<<<< " in page.read_text()]
     assert not found
+
+
+def test_the_page_about_architecture_can_be_read_in_minutes() -> None:
+    words = (DOCS / "how-it-works" / "architecture.md").read_text().split()
+    assert len(words) <= 900, "one line per wing; details belong into the pages that it links"

@@ -215,6 +215,6 @@ def test_random_copies_and_cuts_compute_what_each_sequence_computes_alone(small:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", [100, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(101, 110))])
 def test_many_random_copies_and_cuts(small: Streams, seed: int) -> None:
     run_schedule(small, seed + int(os.environ.get("EXO_MESH_TEST_SEED", "0")), 80)

@@ -61,7 +61,7 @@ async def started(root: Path, name: str, *others: Node, **settings: Any) -> Asyn
 
 
 def store_of(node: Node) -> StoreDesk:
-    assert node.store is not None
+    assert node.store.is_configured
     return node.store
 
 

@@ -138,7 +138,7 @@ async def test_a_self_test_that_fails_stands_in_the_way_but_is_not_kept(tmp_path
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"digest": "0" * 64}, ModelError, "not the one asked for"),
+        ({"digest": "0" * 64}, ModelError, "not the requested 000000000000"),
         ({"ranges": []}, InputError, "1 to 8 layer ranges"),
         ({"ranges": [(0, 9)]}, InputError, "layer ranges"),
         ({"ranges": [(3, 3)]}, InputError, "layer ranges"),

@@ -28,12 +28,13 @@ from tests.support.drawn import drawn, of_class, spoiled
 from tests.wire.hostile import HOSTILE
 
 ROOT = Path(exo_mesh.__file__).parent
+MADE = r"(?m)^[A-Z_]+ = Codec\("
 
 
 def codecs() -> Iterator[tuple[str, Codec[Any, Any]]]:
     """Every codec of the product, found where it is made."""
     for path in sorted(ROOT.rglob("*.py")):
-        if re.search(r"^_?[A-Z]+ = Codec\(", path.read_text(), re.MULTILINE):
+        if re.search(MADE, path.read_text()):
             module = ".".join(("exo_mesh", *path.relative_to(ROOT).with_suffix("").parts))
             for value in vars(importlib.import_module(module)).values():
                 if isinstance(value, Codec):
@@ -58,8 +59,10 @@ def value_of(codec: Codec[Any, Any], seed: int) -> Any:
     return of_class(codec.cls, random.Random(seed), **values) if values else drawn(codec.cls, random.Random(seed))
 
 
-def test_the_codecs_are_found() -> None:
-    assert len(CODECS) > 20
+def test_each_codec_is_a_constant_of_its_module_and_found() -> None:
+    texts = [path.read_text() for path in ROOT.rglob("*.py")]
+    assert len(CODECS) == sum(len(re.findall(MADE, text)) for text in texts) > 20
+    assert len(CODECS) == sum(len(re.findall(r"\bCodec\((?!Generic)", text)) for text in texts)
 
 
 @every_codec

@@ -81,7 +81,7 @@ async def with_thread(body: B, kept: KeptService, key_id: str | None) -> tuple[B
 
 
 async def _turns(message_id: str, kept: KeptService, key_id: str | None) -> list[HeldTurn]:
-    """The requests of a thread up to the one with this reply, oldest first."""
+    """The requests of a thread up to the request with this reply, oldest first."""
     try:
         if not message_id.startswith(PREFIX):
             raise UnknownAnswerError(kept.missing(message_id))
@@ -98,7 +98,7 @@ async def _turns(message_id: str, kept: KeptService, key_id: str | None) -> list
 
 
 def held_answer(body: CountTokensBody, caller: Caller, message_id: str, reply: list[ContentObject]) -> KeptAnswer:
-    """What is kept of a request and its reply. body: as the client sent it."""
+    """The stored form of a request and its reply. body: as the client sent it."""
     thread = body.thread
     previous = thread.previous_message_id if isinstance(thread, ContinuedThread) else ""
     data: dict[str, Any] = {"messages": body.messages, "reply": reply}

@@ -24,7 +24,7 @@ LARGE_BYTES = 1 << 20
 """A body above this weight is large: only one is worked on at a time."""
 
 VALUE_BYTES = 100
-"""Weight of a value: what it takes when it is decoded, on average."""
+"""Weight of a value: its average size once it is decoded."""
 
 WAIT_S = 30.0
 """How long a request waits for room."""

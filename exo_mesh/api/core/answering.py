@@ -37,7 +37,7 @@ from exo_mesh.security.api_keys import Role
 
 @dataclass(slots=True)
 class WantedAnswer:
-    """A request of a dialect, and how its reply is made. What is large is dropped once the prompt is ready.
+    """A request of a dialect, and how its reply is made. Large fields are dropped once the prompt is ready.
 
     identity: returns the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of
     them.

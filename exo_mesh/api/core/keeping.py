@@ -22,8 +22,8 @@ SCOPE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheWish:
-    """A client's rules. is_kept: the prompt and the answer may be kept for later prompts. scope: names those who share
-    what is kept: requests of the same API key with the same scope; "": all requests to the model."""
+    """A client's rules. is_kept: the prompt and the answer may be kept for later prompts. scope: which requests share
+    the kept prompts: requests of the same API key with the same scope; "": all requests to the model."""
 
     is_kept: bool = True
     scope: str = ""
@@ -36,7 +36,7 @@ class CacheWish:
 
 
 ANYBODY = CacheWish()
-"""What is kept may be used by all requests to the model."""
+"""Kept prompts may be used by all requests to the model."""
 
 
 def cache_wish(rule: CacheRule | None, session: str | None, salt: str | None = None) -> CacheWish:

@@ -67,8 +67,8 @@ class TextModels:
         return await asyncio.shield(self._opening[version])
 
     async def of(self, models: ModelService, entry: ModelEntry) -> TextModel:
-        """The text model of a model of the mesh. For one that only a model server has, an empty one. Raises ModelError
-        and the errors of ModelService.text_files."""
+        """The text model of a model of the mesh. Empty for a model that only a model server has. Raises ModelError and
+        the errors of ModelService.text_files."""
         if entry.served is not None:
             return TextModel.without_vocabulary(entry.name)
         text = await self.get(await models.text_files(entry.name))
@@ -85,7 +85,7 @@ class TextModels:
         variables: Mapping[str, Any],
         **options: bool,
     ) -> str:
-        """Render the prompt of a conversation with one of the model's templates. options: those of
+        """Render the prompt of a conversation with one of the model's templates. options: as in
         TemplateRenderer.render. Raises InputError."""
         names = {**text.special_tokens, **variables}
         return await self._templates.render(template, messages, variables=names, **options)

@@ -70,7 +70,7 @@ class Vectors:
         self._num_calls = 0
 
     async def model(self, request: web.Request, name: str | None, task: str) -> EmbeddingModel:
-        """Find the model of a call. Raises InputError if it cannot do the task, and those of ModelService."""
+        """Find the model of a call. Raises InputError if it cannot do the task, and the errors of ModelService."""
         name = await model_of_request(request, self._models, name, self._context.options.defaults().model)
         chosen = choose_model(name, self._models.all())
         entry = await find_model(self._models, chosen, may_download=request[CALLER].may_download)

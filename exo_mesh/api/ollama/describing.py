@@ -84,8 +84,8 @@ def capabilities_of(entry: ModelEntry) -> list[str]:
 
 
 def model_info_of(entry: ModelEntry, instances: Sequence[InstanceReport] = ()) -> dict[str, Any]:
-    """The facts of a model by GGUF's names. instances: those of the model that are ready, as in `/state`; they say how
-    many tokens a request may have in this mesh."""
+    """The facts of a model by GGUF's names. instances: the model's ready instances, as in `/state`; they say how many
+    tokens a request may have in this mesh."""
     family = entry.profile.family if entry.profile is not None and entry.profile.family else "model"
     info: dict[str, Any] = {
         "general.architecture": family,

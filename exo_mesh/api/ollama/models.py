@@ -1,4 +1,5 @@
-"""Handlers for Ollama's routes around models: list, show, pull and delete; and those that exo-mesh does not have."""
+"""Handlers for Ollama's routes around models: list, show, pull and delete; and for routes that exo-mesh does not
+have."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class OllamaModelRoutes:
         return json_response(OllamaVersion(VERSION))
 
     async def tags(self, request: web.Request) -> web.Response:
-        """GET /api/tags: the models on the disks of all peers, and those of model servers."""
+        """GET /api/tags: the models on the disks of all peers and at model servers."""
         since = rfc3339(self._context.started_at)
         return json_response(OllamaModels([listed_model(entry, since) for entry in self._models.all()]))
 

@@ -57,7 +57,7 @@ class _References:
         """(input, output) of each response; None if it is not kept."""
 
     async def resolved(self, item: Item, where: str) -> Item:
-        """The item itself, or the one that it refers to. Raises InputError."""
+        """The item itself, or the item that it refers to. Raises InputError."""
         found: Item | None = item
         for _ in range(MAX_STEPS):
             if found is None or kind_of(found) != REFERENCE:

@@ -77,7 +77,7 @@ _PAGING = {
     "before": "the id of the item after the page",
     "limit": "most items of the page: 1 to 100, 20 by default",
     "order": '"desc", the default: the newest first; or "asc"',
-    "include": "accepted; the items are those of the request",
+    "include": "accepted; the items stay as the request sent them",
 }
 
 

@@ -1,4 +1,5 @@
-"""The stored form of a finished response: its input, the response, and what is needed to make its events again."""
+"""The stored form of a finished response: its input, the response, and the facts from which its events are made
+again."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlacedItems:
-    """The items of a conversation, in order. history: those before the request. own: those of the request.
-    references are resolved."""
+    """The items of a conversation, in order. history: items before the request. own: items of the request. references
+    are resolved."""
 
     history: Sequence[Item]
     own: Sequence[Item]

@@ -1,4 +1,4 @@
-"""Reads a running answer for another client than the one that asked for it."""
+"""Reads a running answer for a client that did not ask for it."""
 
 from __future__ import annotations
 

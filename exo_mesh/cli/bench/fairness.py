@@ -44,7 +44,7 @@ NUM_EQUAL = 8
 SETTLED = 32
 """Tokens of the running stream before the long prompt enters."""
 BARS = {"one_stream": (">=", 0.98), "two_first_tokens": ("<=", 2.2), "stream_beside_prompt": (">=", 0.8)}
-"""Aims of the ratios; that of eight requests depends on the number of stages."""
+"""Aims of the ratios; the aim for eight requests depends on the number of stages."""
 SLACK = 1.25
 """Eight requests may take this times 8 / stages as long as one."""
 
@@ -168,7 +168,7 @@ async def measure(
 
 
 async def _round(ring: RingClient, one_by_one: RingClient, load: FairnessLoad, found: dict[str, list[float]]) -> None:
-    """Measures each ratio once; what is compared runs one after the other."""
+    """Measures each ratio once; the two sides of a ratio run one after the other."""
     clients = ring, one_by_one, one_by_one, ring
     alone, first, second, again = [await client.ask(load.prompt, load.tokens) for client in clients]
     # the better of two: a pause of the machine is longer than what batching may cost

@@ -214,7 +214,7 @@ def _on_tcp(measure: Callable[[socket.socket], _Figures]) -> _Figures:
 
 
 def _two_cpus() -> tuple[int, int] | None:
-    """The cores of both ends of a baseline, which are those of the first two stages; None where there is only one."""
+    """The cores of both ends of a baseline: the cores of the first two stages; None where there is only one core."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (cpus[0], cpus[-1]) if len(cpus) > 1 else None
 

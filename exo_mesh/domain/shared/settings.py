@@ -30,7 +30,7 @@ class SharedSetting:
 
     @property
     def rank(self) -> tuple[int, str, bool, str]:
-        """The order of versions: of two versions, the one with the higher rank is in force."""
+        """The order of versions: the version with the higher rank is in force."""
         return self.counter, self.author, self.text is not None, self.text or ""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from exo_mesh.domain.fields import Printable
 
 SERVED_ARCHITECTURE = "served"
-"""The architecture in the card of a served model: only its server knows what it computes."""
+"""The architecture in the card of a served model: only its server knows the real one."""
 
 SERVED_DIGEST = "served:"
 """The digest in the card of a served model begins with this word: there are no files to compute one from."""

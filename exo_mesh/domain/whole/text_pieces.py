@@ -70,7 +70,7 @@ class TextInput:
 
 
 def rest_of(pieces: Iterable[TextPiece], known: Sequence[TextPiece]) -> list[TextPiece]:
-    """The pieces after those that are known, which are text and reasoning."""
+    """The pieces after the known ones; known pieces are text and reasoning."""
     left = {kind: len(text_of(known, kind)) for kind in get_args(PieceKind)}
     found = []
     for piece in pieces:

@@ -164,7 +164,8 @@ class Exchange:
             reply.fences.extend(room.fitting(map(fence_to_proto, self._own_fences())))
 
     def _missing_there(self, reply: pb.ExchangeReply) -> list[pb.Fence]:
-        """Store the received deletions. Returns those that the other side lacks, as far as they fit into a message."""
+        """Store the received deletions. Returns deletions that the other side lacks, as far as they fit into a
+        message."""
         there = [fence_from_proto(message) for message in reply.fences]
         self._roster.take_fences(there)
         if reply.fences_digest == self._roster.records.fences.sum:

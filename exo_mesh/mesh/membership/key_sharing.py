@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeySharing:
-    """Keeps the API keys of this node equal to those of its peers. file: the keys of this node. is_closed: whether the
+    """Keeps the API keys of this node equal to its peers' keys. file: the keys of this node. is_closed: whether the
     mesh has a secret."""
 
     def __init__(self, file: KeyFile, membership: Membership, *, is_closed: bool) -> None:

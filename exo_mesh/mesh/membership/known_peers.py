@@ -101,7 +101,7 @@ class KnownPeers:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its user may read. Raises OSError."""
+    """Replace a file by a file that only its user may read. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
         stream.write(text)

@@ -111,7 +111,8 @@ class News:
         readings: Iterable[pb.Telemetry],
         sender: ControlPort,
     ) -> None:
-        """Process what a peer sent, and pass on what is new. sender: the port by which that peer is reached."""
+        """Process a peer's news, and pass on the items that are new here. sender: the port by which that peer is
+        reached."""
         for message in updates:
             update = update_from_proto(message)
             if update is not None:

@@ -76,7 +76,7 @@ class Peer:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts by which this node may reach the peer, without ports; the one in use first."""
+        """The hosts by which this node may reach the peer, without ports; the host in use first."""
         others = (address.rpartition(":")[0] for address in self.addresses)
         return list(dict.fromkeys((self.host, *others)))
 
@@ -109,8 +109,8 @@ class Peer:
         self.rtt_ms = None
 
     async def try_next_address(self) -> bool:
-        """After a failed call: try all other addresses at once, and use the one where the peer itself answers first.
-        True if one answered."""
+        """After a failed call: try all other addresses at once, and use the address where the peer itself answers
+        first. True if one answered."""
         others = [address for address in self.addresses if address != self.client.address]
         found = await first_answer(self.id, [self.client.at(address) for address in others])
         if found is not None:

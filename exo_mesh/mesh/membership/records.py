@@ -128,11 +128,11 @@ class Records:
         return Readings(self.readings)
 
     def take_reading(self, message: pb.Telemetry) -> None:
-        """Store the telemetry of a living peer as it came, if it is newer. A reading that leaves out hops gets those
-        that are stored."""
+        """Store the telemetry of another living peer as it came, if it is newer. A reading that leaves out hops gets
+        those that are stored."""
         peer_id = message.peer_id
         held = self.readings.get(peer_id)
-        if not self._is_alive(peer_id) or (held is not None and held.sequence >= message.sequence):
+        if self._incarnation_of(peer_id) is None or (held is not None and held.sequence >= message.sequence):
             return
         if message.keeps_hops:
             message = completed(message, None if held is None else self.reading_of(peer_id), self._is_alive)

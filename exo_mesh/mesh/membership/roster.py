@@ -1,4 +1,4 @@
-"""Holds the admitted peers and what is known of them: the state that admission, probing and exchange share."""
+"""Holds the admitted peers and the facts about them: the state that admission, probing and exchange share."""
 
 from __future__ import annotations
 
@@ -228,8 +228,8 @@ class Roster:
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def gone(self, now: float) -> list[PeerInfo]:
-        """Peers that were given up or said goodbye within LOST_S and may return. One that is refused here will not. One
-        that has returned counts until it has announced its models again."""
+        """Peers that were given up or said goodbye within LOST_S and may return. A peer that is refused here will not.
+        A returned peer counts until it has announced its models again."""
         kept = [(since, info) for since, info in self._gone.values() if not self._is_back(info)]
         recent = [info for since, info in kept if now - since <= LOST_S]
         return [info for info in recent if not self._refusals.holds(info.id, info.addresses, now)]

@@ -147,7 +147,7 @@ class Membership:
 
     @property
     def last_telemetry(self) -> Mapping[str, Telemetry]:
-        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
+        """Like `telemetry`, but this node's own is from its last probe: up to a second old, and missing before the
         first probe."""
         return self._roster.records.telemetry
 
@@ -356,7 +356,7 @@ class Membership:
                 await roster.poke.wait(max(MIN_PAUSE_S, next_at - roster.clock()))
 
     def _step(self, now: float) -> float:
-        """Run what is due; returns when the next step is due, if no news comes before."""
+        """Do the due work; returns when the next step is due, if no news comes before."""
         roster = self._roster
         is_due = now >= self._sync_at
         step = roster.swim.tick(now, self._ring_neighbours)

@@ -12,7 +12,7 @@ _FIELD_BYTES = 4
 
 
 class ShortReadings:
-    """The short readings for one peer. Each lists the hops that follow those of the one before, so that the peer learns
+    """The short readings for one peer. Each reading lists the hops after the last reading's, so that the peer learns
     all of them."""
 
     def __init__(self) -> None:

@@ -201,7 +201,7 @@ class Swim:
         return None if held is None else Update(peer_id, held.published, held.life, held.accusers)
 
     def updates(self) -> list[Update]:
-        """All updates that are gossiped, including those of gone peers."""
+        """All gossiped updates, also of gone peers."""
         return [Update(peer_id, held.published, held.life, held.accusers) for peer_id, held in self._members.items()]
 
     @property
@@ -320,7 +320,7 @@ class Swim:
         return self._rng.sample(others, min(NUM_HELPERS, len(others)))
 
     def tick(self, now: float, close: Callable[[], Iterable[str]] = tuple) -> Step:
-        """Run what is due. Call this by Step.next_at and after news; a much later call means that this node was
+        """Do the due work. Call this by Step.next_at and after news; a much later call means that this node was
         suspended. close: returns the peers that this node depends on, which are probed each period."""
         self._notice_stall(now)
         dead = [self.conclude(peer_id, self._members[peer_id].life, now) for peer_id in self._overdue(now)]

@@ -81,7 +81,7 @@ class CardShelf:
         return self._join().names
 
     def card(self, name: str) -> TomlCard | None:
-        """The card of a model by its id or an alias; the card of `org/name` is also that of `org/name@revision`."""
+        """The card of a model by its id or an alias; the card of `org/name` also stands for `org/name@revision`."""
         joined = self._join()
         card_id = joined.names.get(name.lower()) or joined.names.get(name.partition("@")[0].lower())
         return None if card_id is None else joined.cards[card_id]

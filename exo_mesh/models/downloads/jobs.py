@@ -74,7 +74,7 @@ class FetchJobs:
         return list(self._jobs.values())
 
     def start(self, need: FetchNeed, *, is_pull: bool = False) -> FetchJob:
-        """Returns the running fetch of these layers, or starts one. is_pull: it goes on even if nobody waits for it.
+        """Returns the running fetch of these layers, or starts one. is_pull: continues without waiters.
 
         Raises FetchError if too many fetches run.
         """
@@ -219,5 +219,5 @@ class FetchJobs:
 
 
 def new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
-    """Returns the record of a new download, of which only the model and layers are known."""
+    """Returns the record of a new download, with only its model and layers."""
     return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)

@@ -231,7 +231,7 @@ class Download:
         self._progress()
 
     def _turn(self) -> None:
-        """Starts as many orders as allowed, and handles those that have ended."""
+        """Starts as many orders as allowed, and handles the ended ones."""
         self._context.check()
         while self._orders and len(self._running) < MAX_AT_ONCE:
             self._begin(self._orders.popleft())

@@ -93,7 +93,7 @@ def _frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
-    """The name of a task, and its stack including what it awaits, the innermost frame last."""
+    """The name of a task, and its stack with the coroutines that it awaits, the innermost frame last."""
     found: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None and len(found) < MAX_FRAMES:

@@ -311,7 +311,7 @@ def describe_told_link(reporter: str, hop: HopReading) -> LinkReport:
 
 
 def describe_links(membership: Membership, readings: Mapping[str, Telemetry]) -> list[LinkReport]:
-    """The links of this node, then those of other peers, which are in their readings."""
+    """The links of this node, then the links of other peers, which are in their readings."""
     own_id = membership.own.id
     told = hops_of_others(own_id, readings)
     return [*(describe_link(own_id, peer) for peer in membership.peers), *(describe_told_link(*one) for one in told)]

@@ -90,7 +90,7 @@ class Diagnostics:
         return await diagnose(self._membership.calls, self._membership.peer_named(peer, "id").id)
 
     async def cluster(self) -> dict[str, Any]:
-        """The diagnostics of all nodes that answer, and the list of those that do not."""
+        """The diagnostics of all nodes that answer, and the list of nodes that do not."""
         answers, unreachable = await self._ask_all(timeline=False)
         return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
 

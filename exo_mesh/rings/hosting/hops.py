@@ -64,8 +64,8 @@ class Hops:
             await self.look()
 
     async def look(self) -> None:
-        """Note which hops are down, give up those that cannot recover, and update the others by `tell`. A hop that
-        rests is opened while its peer is silent: its loss must not wait for the next request."""
+        """Note which hops are down, give up hops that cannot recover, and update the others by `tell`. A hop that rests
+        is opened while its peer is silent: its loss must not wait for the next request."""
         for hop in list(self._hops.values()):
             _note(hop)
             if _rests(hop.runner) and self._around.is_silent(hop.next_peer):

@@ -24,7 +24,7 @@ from exo_mesh.weights.fetched import MANIFEST_FILE
 LOOK_EVERY_S = 10.0
 
 FIRST_LOOK_S = 1.0
-"""Longest wait of a node's start for the first look; what is found later is published then."""
+"""Longest wait of a node's start for the first look; a look that takes longer is published later."""
 
 SETTLED_S = 5.0
 """Weights that arrived more recently are not looked at: more of them probably arrive."""
@@ -34,7 +34,7 @@ OnDisk = tuple[tuple[str, tuple[KeptLayers, ...]], ...]
 
 
 class KeptHere:
-    """Reads what is on the disk of this machine."""
+    """Reads which layers of models have KV or weights on the disk of this machine."""
 
     def __init__(self, settings: Settings, membership: Membership, catalogue: Catalogue, files: LocalFiles) -> None:
         self._membership = membership
@@ -49,7 +49,7 @@ class KeptHere:
             self._kv = KeptKv(settings.prefix_disk, _key(settings), self._is_usable, settings.prefix_disk_days)
 
     def read(self) -> OnDisk:
-        """What is on disk now, in an order that depends on nothing else. Blocking."""
+        """The layers on disk now, in an order that depends on nothing else. Blocking."""
         with self._turn:  # a first look that took too long may still run
             return self._read()
 
@@ -62,7 +62,7 @@ class KeptHere:
         return tuple(sorted(list(kept_of.items())[:MAX_MODELS]))
 
     async def first_look(self) -> OnDisk:
-        """What is on disk; nothing if that is not known within FIRST_LOOK_S."""
+        """The layers on disk; nothing if the look takes longer than FIRST_LOOK_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 return await asyncio.to_thread(self.read)

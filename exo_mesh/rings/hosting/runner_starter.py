@@ -88,7 +88,7 @@ class RunnerStarter:
         make_runner: Callable[..., Runner],
         why_no_layers: str,
     ) -> None:
-        """engine: the one that spare runners are for. why_no_layers: set if this node never holds layers."""
+        """engine: the engine of spare runners. why_no_layers: set if this node never holds layers."""
         self._settings = settings
         self._models = models
         self._read_memory = read_memory

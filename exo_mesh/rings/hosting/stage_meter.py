@@ -32,7 +32,7 @@ class StageMeter:
         self._in_buckets: dict[str, tuple[list[int], float]] = {}
 
     def take(self, seat: StageSeat, beat: Heartbeat) -> None:
-        """Takes a heartbeat. seat: differs from the one before if the ring continues under another plan."""
+        """Takes a heartbeat. seat: differs from the seat before if the ring continues under another plan."""
         if seat != self._metrics.seat_of.get(self):
             self._leave()
             self._enter(seat)

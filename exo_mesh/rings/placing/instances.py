@@ -166,8 +166,8 @@ class Instances:
         return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
-        """The instances that a request could run on now: those that can hold `tokens` tokens, if any; among them those
-        without a peer that is short of memory, if any; and among these those without a peer that drains, if any."""
+        """The instances that a request could run on now, narrowed while any remain: first to room for `tokens` tokens,
+        then to peers that are not short of memory, then to peers that do not drain."""
         trusted = [one for one in self.of_model(model) if self.is_trusted(one)]
         ready = [one for one in trusted if one.plan.context_limit >= tokens] or trusted
         readings = self._membership.telemetry if len(ready) > 1 else {}
@@ -202,8 +202,8 @@ class Instances:
             raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
     async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
-        """A ready instance that matches the spec: an existing one, or one that is placed now. Concurrent callers with
-        the same spec share one placement. load: of the request that needs it; None if somebody asks for the instance
+        """A ready instance that matches the spec: an existing one, or a newly placed one. Concurrent callers with the
+        same spec share one placement. load: of the request that needs it; None if somebody asks for the instance
         itself. An instance that is asked for is no longer given back by itself."""
         is_asked, load = load is None and not spec.is_auto, load or Load()
         ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
@@ -242,7 +242,7 @@ class Instances:
             self._flight(spec).add_done_callback(_log_failure)
 
     def exists(self, model: str) -> bool:
-        """Whether a model has an instance, or one that is being placed or recovered."""
+        """Whether a model has an instance, also while it is being placed or recovered."""
         there = any(one.plan.model == model and one.state is not InstanceState.FAILED for _, one in self.all())
         return there or any(spec.model == model for spec in self._flights) or self._owned.awaits_model(model)
 
@@ -417,7 +417,7 @@ class Instances:
     async def _mend(
         self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
     ) -> tuple[RingMonitor, InstanceInfo] | None:
-        """Recover what is left of a ring that nobody has recovered; None if no such ring matches the spec, or recovery
+        """Recover an abandoned ring from its remaining stages; None if no such ring matches the spec, or recovery
         fails.
 
         Raises BallotBeatenError if another peer is recovering it.

@@ -98,8 +98,8 @@ class Members:
         )
 
     def newer_plan(self, plan: Plan) -> Plan | None:
-        """The plan of the same instance with the highest ballot above this one that the view shows as loading or ready,
-        or None."""
+        """The newest plan of the same instance, with a higher ballot, that the view shows as loading or ready; or
+        None."""
         newer = [
             one.plan
             for _, one in self._membership.view.records_of_instances()

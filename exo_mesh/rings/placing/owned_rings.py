@@ -396,7 +396,7 @@ class OwnedRings:
             await self._members.release_here(instance_id, ballot)
 
     async def free_beaten(self) -> None:
-        """End the stages that were deleted, and those of instances that are ready by a higher ballot, before this node
+        """End the deleted stages, and the stages of instances that are ready under a higher ballot, before this node
         refutes its death."""
         await self._end_deleted()
         instances = [one for _, one in self._membership.view.records_of_instances()]

@@ -119,7 +119,7 @@ async def previews(
 
 
 async def preview(planner: Planner, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
-    """The one plan that the spec would get now. Raises PlacementError."""
+    """The plan that the spec would get now. Raises PlacementError."""
     try:
         plan = await planner.propose(card, spec)
     except PlacementError as exc:

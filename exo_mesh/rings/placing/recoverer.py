@@ -104,8 +104,8 @@ class Recoverer:
         only_what_is_left: bool = False,
         cause: str = "request",
     ) -> tuple[RingMonitor, InstanceInfo]:
-        """Recover what is left of `old`. Returns a ready ring with a ballot above `above`. Raises StageLostError for a
-        ring with tensor groups, because those are placed again instead.
+        """Recover the ring of `old` from its remaining stages. Returns a ready ring with a ballot above `above`. Raises
+        StageLostError for a ring with tensor groups, because those are placed again instead.
 
         trouble_s: how long it took to detect the loss. owned: the ballot by which this node owns or inherits the ring;
         a peer with a higher one takes precedence. suspects: peers to leave out. only_what_is_left: fail if no stage is
@@ -167,8 +167,7 @@ class Recoverer:
         raise failure
 
     async def _reserve(self, attempt: _Attempt, last: Plan) -> tuple[Recovery, int | None]:
-        """A plan that all its members have granted, and the first stage of those that keep their KV (None: no stage
-        does)."""
+        """A plan that all its members have granted, and the first stage that keeps its KV (None: no stage does)."""
         card = await self._catalogue.card(last.model)
         if card.digest != last.model_digest:
             raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
@@ -301,8 +300,8 @@ def _note_refusal(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAn
 
 
 def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | None:
-    """The first stage from which on all stages keep their KV: the stages after the last one that has to load, provided
-    that all of them can roll their KV back to what the whole ring has processed."""
+    """The first stage from which on all stages keep their KV: all stages after the last loading one, provided that all
+    of them can roll their KV back to the positions that the whole ring has processed."""
     peer_ids = found.plan.peer_ids
     fresh = [
         index

@@ -293,7 +293,7 @@ class RingMonitor:
     async def _until_switched(
         self, stream: AsyncIterator[pb.StageStatus], is_quiet: bool, *, is_here: bool
     ) -> AsyncGenerator[pb.StageStatus, None]:
-        """The reports of a stream, until `_is_quiet` has changed; those of a stage here until they end."""
+        """The reports of a stream, until `_is_quiet` has changed; a local stage's, until they end."""
         switched = asyncio.create_task(self._wait_for_switch(is_quiet))
         try:
             while True:

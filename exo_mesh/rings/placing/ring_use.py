@@ -17,7 +17,7 @@ runners still answers. Until then a false death verdict is often refuted."""
 
 
 class RingUse:
-    """The use of rings by the clients of this node, and by those of the other living peers as they last reported it.
+    """The use of rings by the clients of this node, and by other living peers' clients as last reported.
 
     A report may be a second old. A request that it misses continues under the new plan after a pause. own_requests:
     returns the number of running requests of clients of this node by instance; None: unknown.

@@ -43,7 +43,7 @@ class StagePhase:
 def of_rank(
     fetching: tuple[int, int] | None, loading: tuple[int, int] | None, *, is_loaded: bool, is_ready: bool
 ) -> StagePhase:
-    """The phase of one rank, from what it has reported."""
+    """The phase of one rank, from its reports."""
     if is_ready:
         return StagePhase(LoadPhase.READY)
     if is_loaded or (loading is not None and 0 < loading[1] <= loading[0]):
@@ -54,7 +54,7 @@ def of_rank(
 
 
 def of_stage(ranks: Sequence[StagePhase]) -> StagePhase:
-    """The phase of a stage: that of its slowest rank."""
+    """The phase of a stage: its slowest rank's."""
     return min(ranks, key=lambda rank: (list(LoadPhase).index(rank.phase), rank.done / (rank.total or 1)))
 
 

@@ -47,7 +47,7 @@ _DTYPES = {theirs: ours for ours, theirs in _NAMES.items()}
 
 
 class StoredPrefixError(Exception):
-    """A file is damaged, cut short, or not one that this stage can use."""
+    """A file is damaged, cut short, or unusable for this stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ class Driver:
                 self.places.tell_places(generation)
 
     def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox, sequence_id: int) -> GenerateRequest:
-        """Send the caller what is kept of an answer and was not received yet, and end the sequence that works on it
+        """Send the caller the kept part of an answer that it has not received, and end the sequence that works on it
         now. Returns the request for the rest, on which sequence `sequence_id` works."""
         worker = self.replays.worker(request.key_hash)
         if worker is not None:
@@ -350,8 +350,8 @@ class Driver:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
     def _admit(self, now: float) -> None:
-        """Let waiting sequences run. Only then is a grammar compiled, so that those of waiting requests take no memory;
-        the prompt is computed meanwhile."""
+        """Let waiting sequences run. Only then is a grammar compiled, so that grammars of waiting requests take no
+        memory; the prompt is computed meanwhile."""
         unconstrained = []
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]

@@ -91,7 +91,7 @@ class Generation:
     forced: list[int] = field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
     is_compared: bool = False
-    """Whether the caller has got the position at which the prompt parts from what is kept."""
+    """Whether the caller has got the position at which the prompt departs from kept sequences."""
     cached: int = 0
     """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None
@@ -289,7 +289,7 @@ def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.Gene
 
 
 def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
-    """The message that says where a prompt parts from what is kept."""
+    """The message that says where a prompt departs from kept sequences."""
     return pb.GenerateEvents(ballot=ballot, prefix=prefix_to_proto(report))
 
 

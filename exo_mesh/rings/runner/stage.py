@@ -255,8 +255,8 @@ class Stage:
         return RANK_TAKE_S / max(1, num_files) if self._is_rank else TAKE_S
 
     def _all_agree(self, mine: bool) -> bool:
-        """Whether all ranks of the tensor group say yes; at any other stage what it says itself. Every rank gets here
-        by the same ops. Raises RankLostError if another rank is gone."""
+        """Whether all ranks of the tensor group say yes; at any other stage `mine`. Every rank gets here by the same
+        ops. Raises RankLostError if another rank is gone."""
         if not self._is_rank:
             return mine
         return isinstance(self._engine, RankAgreement) and self._engine.agree(mine)

@@ -182,7 +182,7 @@ class Worker:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run, without those that the prefix cache keeps. From any thread."""
+        """Number of running sequences, without sequences that only the prefix cache keeps. From any thread."""
         if self.engine is None or self._budget is None:
             return 0
         return max(0, len(self.engine.sequences()) - self._budget.num_kept)
@@ -201,8 +201,8 @@ class Worker:
             self._disk.describe(figures)
 
     def look(self) -> None:
-        """Let the driver find out whether some machine needs the memory of what is kept, and let it make a digest of
-        that if it has changed. From any thread, often."""
+        """Let the driver find out whether a machine needs the memory of kept sequences, and renew their digest after a
+        change. From any thread, often."""
         driver, now = self.driver, time.perf_counter()
         if driver is None or not driver.holds:
             return
@@ -218,7 +218,7 @@ class Worker:
         return CALM_LAP_S if self.rest.is_idle and not self._setup.has_group else IDLE_LAP_S
 
     def send_lap(self) -> None:
-        """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
+        """Let the driver find out soon whether a machine needs the memory of kept sequences; see `look`."""
         if self.driver is not None and self.driver.holds:
             self._wake(partial(self.driver.look, 0.0))
 
@@ -254,7 +254,7 @@ class Worker:
                 await self._sending
 
     async def accept(self, frame: Frame) -> None:
-        """Take a frame that has come: compute and pass it on now if it is small and its turn has come, else queue
+        """Compute and forward a received frame at once if it is small and nothing is queued before it; otherwise queue
         it."""
         now = time.perf_counter()
         if frame.rows:

@@ -76,7 +76,7 @@ async def cancel(calls: Calls, peer_id: str, request_id: str, key_id: str | None
 
 
 async def cancel_on(calls: Calls, peer_id: str, instance_id: str, request_id: str = "") -> int:
-    """Cancel the requests that entered at a node and run on an instance, or only the one with `request_id`. Returns the
+    """Cancel the requests that entered at a node and run on an instance, or only the request `request_id`. Returns the
     number of cancelled requests."""
     request = pb.CancelRequest(instance_id=instance_id, request_id=request_id)
     return (await calls.call(peer_id, CANCEL, request)).count

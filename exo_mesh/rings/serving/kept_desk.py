@@ -88,7 +88,7 @@ class KeptDesk:
         )
 
     def _owners(self, answer_id: str) -> list[str]:
-        """The ids of the peers that may keep an answer: the one that its id names, or all if it names none."""
+        """The ids of the peers that may keep an answer: the peer that its id names, or all if it names none."""
         if not (answer_id.isascii() and answer_id.isprintable() and len(answer_id) <= MAX_ID_CHARS):
             return []  # no answer has such an id
         owner = owner_of(answer_id)

@@ -362,7 +362,7 @@ class RequestRun:
         self._go(state)
 
     async def _let_go(self) -> None:
-        """Cancel what the request waits for, and free what it holds."""
+        """Cancel everything that the request waits for, and free everything that it holds."""
         call, self._wait.call = self._wait.call, None
         work, self._wait.work = self._wait.work, None
         if work is not None:

@@ -75,7 +75,7 @@ class Leg:
     began_s: float
     frames: Sequence[FrameTrace] = ()
     sums: LapSums = field(default_factory=LapSums)
-    """Of all laps, also of those that are not kept."""
+    """Of all laps, also of laps that are not kept."""
 
     def add(self, frames: Sequence[FrameTrace]) -> None:
         """Add laps. Of many, the first and the last ones are kept."""
@@ -212,7 +212,7 @@ class TraceStore:
         return next((trace for trace in self.all(key_id) if trace.is_called(wanted)), None)
 
     def all(self, key_id: str | None = None) -> list[RequestTrace]:
-        """All traces, newest first. With a key_id, only those that came with this API key ("": without one)."""
+        """All traces, newest first. With a key_id, only requests with this API key ("": without one)."""
         return [trace for trace in reversed(self._kept.values()) if key_id in (None, trace.key_id)]
 
     def delete(self, wanted: Container[str] | None) -> int:

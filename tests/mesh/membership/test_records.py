@@ -62,9 +62,10 @@ def test_a_reading_is_read_only_when_somebody_looks_and_only_once(num_read: list
     assert len(records.telemetry) == 1 and "q" not in records.telemetry and records.telemetry.get("q") is None
 
 
-def test_a_reading_of_a_peer_that_is_not_alive_is_not_kept() -> None:
+@pytest.mark.parametrize("peer_id", ["gone", "own"])
+def test_a_reading_of_nobody_else_alive_is_not_kept(peer_id: str) -> None:
     records = records_with()
-    records.take_reading(codec.telemetry_to_proto(Telemetry("gone", 3, 10, 20, 5)))
+    records.take_reading(codec.telemetry_to_proto(Telemetry(peer_id, 2**63, 10, 20, 5)))
     assert records.readings == {}
 
 

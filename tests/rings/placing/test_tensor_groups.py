@@ -245,11 +245,11 @@ async def test_a_group_waits_for_a_peer_that_is_gone_but_for_none_that_is_kept_o
         await crash(nodes[2])
         await until(lambda: [peer.id for peer in nodes[0].membership.gone] == [gone.id])
         with pytest.raises(PlacementError, match=f"with {gone.name} .not reachable now") as refused:
-            await nodes[0].create_instance(wish)
+            await nodes[0].instances.create(wish)
         assert refused.value.code == PendingPlacementError.code
         nodes[0].membership._roster.note_refusal(gone.name, "another secret", peer_id=gone.id)
         with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part") as refused:
-            await nodes[0].create_instance(wish)
+            await nodes[0].instances.create(wish)
         assert refused.value.code == PlacementError.code and "reachable" not in str(refused.value)
 
 

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calls `POST /instance`, shows what it waits for, and prints the stages."""
+    """Calls `POST /instance`, shows why it waits, and prints the stages."""
     _refuse_contradictions(args)
     client = ApiClient(args.api_url, args.home)
     with in_words_of_flags(client):

@@ -42,8 +42,8 @@ def is_flex(item: Waiting) -> bool:
 
 
 class FairQueue(Generic[T]):
-    """Orders waiting requests: first those that resume after an interruption, oldest first; then the highest priority;
-    among equals the client that has used the ring least; and of one client the oldest request.
+    """Orders waiting requests: first requests that resume after an interruption, oldest first; then the highest
+    priority; among equals the client that has used the ring least; and of one client the oldest request.
 
     Flex requests (FLEX_PRIORITY) come last, but one has its turn after FLEX_TURNS others. They have max_waiting places
     of their own, so that a flood of them keeps nobody out of the queue.

@@ -410,7 +410,7 @@ class Scheduler:
         self.token_forced(sequence, *token_ids)
 
     def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
-        """Add output to a sequence that has no decode row on its way, or whose row came round."""
+        """Add output to a sequence without a decode row in flight."""
         came_round = sequence.computed == len(sequence.tokens)
         sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
         sequence.tokens += token_ids
@@ -419,7 +419,7 @@ class Scheduler:
             self._held += len(token_ids)
 
     def began(self, sequence: Sequence) -> None:
-        """Note that stages begin a running sequence: what it shares is known to `shared` from now on."""
+        """Note that stages begin a running sequence: `shared` knows its positions from now on."""
         self._held += sequence.expected
         sequence.expected = 0
 
