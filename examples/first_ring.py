@@ -16,7 +16,7 @@ MODEL, QUESTION = "exo-mesh-demo", {"role": "user", "content": "Count from 7 to 
 
 async def answer(node: Node) -> None:
     ring = await node.create_instance(InstanceSpec(MODEL, min_peers=2))
-    print(*(f"peer {stage['peer'][:8]} holds the layers {stage['layers']}" for stage in ring["stages"]), sep="\n")
+    print(*(f"peer {stage.peer[:8]} holds the layers {list(stage.layers)}" for stage in ring.stages), sep="\n")
     text = TextModel.open(await node.text_files(MODEL))
     prompt = text.encode_prompt(CompiledTemplate.compile(text.template.source, MODEL).render([QUESTION]))
     request = GenerateRequest("first", tuple(prompt), 64, SamplingParams(temperature=0), text.eos_ids)

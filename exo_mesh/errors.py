@@ -1,9 +1,10 @@
-"""The one exception tree of exo-mesh.
+"""The exception tree of exo-mesh.
 
 MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
 │   │   └── NotFetchedError       and this caller may not start a download from the hub
+│   ├── UnknownPeerError      no peer is called so
 │   ├── NoInstanceError       the model has no instance, and this node places none for a request
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
 │   ├── UnknownAnswerError    no peer keeps the answer that the request refers to
@@ -53,8 +54,8 @@ class MeshError(Exception):
 
 
 def code_of(error: BaseException) -> str:
-    """The code of an error that ended something: its own; that of a mistake of ours for any other Exception; and
-    "cancelled" for what is no Exception, as the cancellation of a task."""
+    """The code of an error that ended something: its own; "cancelled" for the cancellation of a task; the code of an
+    internal error for any other Exception."""
     if isinstance(error, MeshError):
         return error.code
     return MeshError.code if isinstance(error, Exception) else CancelledRequestError.code
@@ -82,6 +83,12 @@ class UnknownModelError(InputError):
 
 class NotFetchedError(UnknownModelError):
     """No peer has the model. The hub may have it, but the caller may not start downloads."""
+
+
+class UnknownPeerError(InputError):
+    """No known peer has the given id, name or leading digits of an id."""
+
+    code = "not_found"
 
 
 class NoInstanceError(InputError):
@@ -179,8 +186,8 @@ class PendingPlacementError(PlacementError):
 
 
 class ReservationError(MeshError):
-    """A peer refused its part of a plan. usable_bytes: what it could give, if memory was the reason. why: the code of a
-    CrashLoopError or QuarantinedError, if one of these was."""
+    """A peer refused its part of a plan. usable_bytes: memory that it could give, if memory was the reason. why: the
+    code of a CrashLoopError or QuarantinedError, if one of these was."""
 
     code = "reservation_refused"
 

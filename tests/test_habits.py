@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -167,3 +168,89 @@ def test_no_message_that_is_kept_is_copied_into_again_and_again() -> None:
 def test_the_rule_sees_a_copy_into_a_kept_message() -> None:
     assert list(copies_into_kept_messages(ast.parse("self._before.CopyFrom(beat)")))
     assert not list(copies_into_kept_messages(ast.parse("reply.verdict.CopyFrom(verdict)")))
+
+
+def finders_by_name(tree: ast.AST) -> Iterator[int]:
+    """Lines that compare a text with both id and name of one thing, as in `text in (peer.id, peer.name)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sets = [node.left, *node.comparators]
+        else:
+            sets = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd) else []
+        for parts in (one.elts for one in sets if isinstance(one, ast.Tuple | ast.Set | ast.List)):
+            of = {(ast.unparse(part.value), part.attr.removeprefix("peer_")) for part in parts
+                  if isinstance(part, ast.Attribute)}  # fmt: skip
+            if any((value, "id") in of and (value, "name") in of for value, _ in of):
+                yield node.lineno
+
+
+def test_one_rule_says_which_peer_a_text_means() -> None:
+    suspect = re.compile(r"id,\s[\w.\s,\"']*name[)\]}]")
+    trees = ((path, ast.parse(text)) for path, text in sources() if suspect.search(text))
+    found = [f"{path}:{line}" for path, tree in trees for line in finders_by_name(tree)]
+    assert not found, "use domain.peer_names"
+
+
+@pytest.mark.parametrize(
+    "source", ["x in (a.id, a.name)", "{a.b.id, a.b.name} & set(t)", "x in ('', e.peer_id, e.peer_name)"]
+)
+def test_the_rule_sees_a_second_finder(source: str) -> None:
+    assert list(finders_by_name(ast.parse(source)))
+    assert not list(finders_by_name(ast.parse("x in (a.id, b.name)")))
+
+
+FUNCTION = re.compile(r"^ +(?:self\.)?(\w+): Callable\[", re.MULTILINE)
+OTHER_FIELD = re.compile(
+    r"^(?:    | +self\.)(\w+): (?!Callable)[\w.]+(?:\[[^\n]*\])?(?: \| None)?(?: = [^\n]*)?$", re.MULTILINE
+)
+
+
+def callable_attributes(texts: Iterable[str]) -> set[str]:
+    """Names of attributes that are annotated as functions, and nowhere as something else."""
+    functions, others = set[str](), set[str]()
+    for text in texts:
+        functions.update(FUNCTION.findall(text))
+        others.update(OTHER_FIELD.findall(text))
+    return functions - others
+
+
+def assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of each, also of `a, b = c, d`."""
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value
+
+
+def callbacks_put_in(tree: ast.AST, functions: set[str]) -> Iterator[int]:
+    """Lines that put a function into an attribute of another object. functions: see callable_attributes."""
+    for target, value in assignments(tree):
+        if not isinstance(target, ast.Attribute) or ast.unparse(target.value) in ("self", "cls"):
+            continue
+        is_named = isinstance(value, ast.Name | ast.Attribute) and target.attr in functions
+        is_named &= not (isinstance(value, ast.Attribute) and value.attr.isupper())
+        is_partial = isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "partial"
+        if is_named or is_partial or isinstance(value, ast.Lambda):
+            yield target.lineno
+
+
+def test_a_callback_is_given_to_an_object_when_it_is_built() -> None:
+    texts = {path: text for path, text in sources() if path.startswith("exo_mesh") and "proto" not in path}
+    functions = callable_attributes(texts.values())
+    assert {"on_change", "own_requests"} <= functions, "the pattern finds what it is for"
+    suspect = re.compile(rf"\.(?:{'|'.join(functions)})\b[^\n]* = |\.\w+ = (?:lambda|\S*partial\()")
+    trees = {path: ast.parse(text) for path, text in texts.items() if suspect.search(text)}
+    found = [f"{path}:{line}" for path, tree in trees.items() for line in callbacks_put_in(tree, functions)]
+    assert not found, "give it to the constructor, or let the other object ask"
+
+
+@pytest.mark.parametrize(
+    "source", ["host.on_use = beat", "host.on_use = link.beat", "a.b.c = lambda: 1", "x.f = functools.partial(g, 1)",
+               "x.on_use, y = beat, 2"],
+)  # fmt: skip
+def test_the_rule_sees_a_callback_that_is_put_in_later(source: str) -> None:
+    functions = callable_attributes(["class Host:\n    on_use: Callable[[], None]\n    name: str"])
+    assert list(callbacks_put_in(ast.parse(source), functions))
+    assert not list(callbacks_put_in(ast.parse("self.on_use = beat\nhost.on_use = None\nx.name = name"), functions))

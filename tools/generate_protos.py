@@ -1,4 +1,5 @@
-"""Regenerates exo_mesh/wire/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
+"""Regenerates the messages in exo_mesh/wire/proto from protos/. No stubs or servicers: calls are served and made by
+their rows (exo_mesh/wire/peer_call.py). Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
 
 python -m tools.generate_protos          write
 python -m tools.generate_protos --check  exit 1 if what is checked in differs
@@ -23,12 +24,9 @@ def generate(target: Path) -> list[Path]:
 
     includes = resources.files("grpc_tools") / "_proto"
     protos = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
-    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi")]
     if protoc.main(["protoc", f"-I{SOURCES}", f"-I{includes}", *outputs, *protos]) != 0:
         raise SystemExit("protoc failed")
-    for path in target.rglob("*_pb2_grpc.py"):
-        if "Stub(object)" not in path.read_text():
-            path.unlink()  # a proto without a service
     return sorted((target / "exo_mesh" / "wire" / "proto").glob("*_pb2*"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -14,22 +16,31 @@ DEADLINE_S = 600
 """Time limit for one model; the slowest takes half a minute on one shared core."""
 
 
+def _redirect(file: str) -> None:
+    """Writes what this process says on standard error into a file, which outlives a crash."""
+    os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), 2)
+
+
 class _Worker(Generic[T]):
     """One process at a time, restarted after a crash. Used by one thread."""
 
     def __init__(self, check: Callable[[str], T], failed: Callable[[str, str], T]) -> None:
         self._check, self._failed = check, failed
         self._pool: ProcessPoolExecutor | None = None
+        self._said = tempfile.NamedTemporaryFile(mode="r", errors="replace")  # noqa: SIM115 - closed in close
 
     def check(self, name: str) -> T:
         if self._pool is None:
             # mlx does not survive a fork
-            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, spawn, initializer=_redirect, initargs=(self._said.name,))
         try:
             return self._pool.submit(self._check, name).result(DEADLINE_S)
         except BrokenProcessPool:
             self._pool = None
-            return self._failed(name, "the process crashed")
+            said = self._said.read().strip().splitlines()
+            asserted = [line for line in said if "ASSERT" in line] or said or ["it said nothing"]
+            return self._failed(name, f"the process crashed: {asserted[-1].rpartition('/')[2][-200:]}")
         except TimeoutError:
             pool, self._pool = self._pool, None
             for process in list(pool._processes.values()):
@@ -39,6 +50,7 @@ class _Worker(Generic[T]):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+        self._said.close()
 
 
 def check_all(

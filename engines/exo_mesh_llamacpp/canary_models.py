@@ -1,6 +1,6 @@
 """Tiny random models, one of each architecture that runs from GGUF files.
 
-`tiny_models.json` has their metadata and shapes; `python -m tools.llamacpp_architectures --canaries` writes it. A name
+`tiny_models.json` has their metadata and shapes; `python -m tools.architectures.canaries` writes it. A name
 `blk.*.NAME` stands for this tensor in every layer.
 """
 

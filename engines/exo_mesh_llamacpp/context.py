@@ -29,8 +29,8 @@ MAX_LOGITS = 64
 
 _AXES = 4
 _ROPES_OF_AXES = (8, 40)
-"""LLAMA_ROPE_TYPE_MROPE and _IMROPE: positions of four axes for each token. Those of text are equal on three of them,
-and 0 on the last."""
+"""LLAMA_ROPE_TYPE_MROPE and _IMROPE: positions of four axes for each token. Text has equal positions on three axes, and
+0 on the last."""
 
 _FULL = 1
 """Return code of llama_decode: no room, and nothing has changed."""
@@ -227,7 +227,7 @@ class LlamaContext:
         return lambda tensor, ask, _user: not ask or get_name(tensor) in wanted
 
     def _take(self, tensor: int) -> None:
-        """Copy the values of a tensor behind those that were taken before in this pass."""
+        """Copy the values of a tensor behind the values that were taken before in this pass."""
         size = self._call.ggml_nbytes(tensor)
         if self._filled + size <= self._limit:
             self._call.ggml_backend_tensor_get(tensor, self._tapped.ctypes.data + self._filled, 0, size)

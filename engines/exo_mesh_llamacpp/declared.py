@@ -16,7 +16,7 @@ from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.layouts import ContextParams, LlamaBatch, ModelParams, StructLayout, layout_of_classes, unusable
 
 MAX_BYTES = 4 * 2**20
-"""Largest source that is read; that of llama-cpp-python 0.3.36 has 189 kB."""
+"""Largest source that is read; llama-cpp-python 0.3.36 has 189 kB."""
 
 _MAX_ALIASES = 8
 """Longest chain of names for one type."""

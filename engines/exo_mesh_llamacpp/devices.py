@@ -88,7 +88,7 @@ def _text(name: bytes | None) -> str:
 
 
 def chosen_gpus(devices: Sequence[BackendDevice], wanted: tuple[str, ...]) -> tuple[BackendDevice, ...]:
-    """The GPUs that option `device` names, by their own names or those of their backends; () for "cpu".
+    """The GPUs that option `device` names, by their own names or their backends'; () for "cpu".
 
     wanted: () for the default: all graphics cards, or without any the first GPU that shares the system's memory. That
     is also what llama.cpp takes. A last name "cpu" allows that some of the others, or all, are not there; without it,

@@ -2,7 +2,7 @@
 
 llama.cpp decides some things by the number of a layer or by the number of layers, and most mistakes there are silent:
 the model loads and computes something else. So only architectures in RULES run, and the tool that tries all of the
-library's architectures (`python -m tools.llamacpp_architectures`) keeps that list honest.
+library's architectures (`python -m tools.architectures llamacpp`) keeps that list honest.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class GgufModel:
     """See ModelSource."""
 
     def __init__(self, model_dir: Path, first: str, rules: ArchRules | None = None) -> None:
-        """first: the name of the only file, or of the first shard. rules: instead of those of the architecture, to try
-        one. Raises ModelError naming the file for a model that this engine does not run."""
+        """first: the name of the only file, or of the first shard. rules: instead of the architecture's, to try one.
+        Raises ModelError naming the file for a model that this engine does not run."""
         headers = read_headers(model_dir, first)
         self._file = named(model_dir / first)
         self._header: GgufHeader = headers[0]
@@ -260,7 +260,7 @@ class GgufModel:
         return tuple(found)
 
     def _needed_kinds(self) -> list[list[int]]:
-        """Layers of which every stage must have one, by kind."""
+        """Layers by kind: every stage must have a layer of each kind."""
         layers = range(self.num_layers)
         kinds = []
         if self.recurrent:

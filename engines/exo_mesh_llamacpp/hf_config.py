@@ -1,4 +1,5 @@
-"""Reads config.json into the sizes and the metadata that llama.cpp wants. What it cannot express is refused. Pure."""
+"""Reads config.json into the sizes and the metadata that llama.cpp wants. A config that llama.cpp cannot express is
+refused. Pure."""
 
 from __future__ import annotations
 

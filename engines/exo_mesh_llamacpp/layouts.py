@@ -1,7 +1,7 @@
 """The structures of llama.cpp's C functions, and the check that a library really uses them.
 
 llama.cpp changes these structures between releases, and a wrong layout would compute nonsense without any error. A
-library is used only if the bytes of its default parameters are those of a known layout, or of the one that its package
+library is accepted only if its default parameters match, byte for byte, a known layout or the layout that its package
 declares.
 """
 
@@ -201,7 +201,7 @@ def unusable(layout: StructLayout) -> str:
 
 
 def _defect(layout: StructLayout, found: Mapping[str, bytes]) -> str:
-    """The reason why bytes of default parameters are not those of a layout, or ""."""
+    """The reason why bytes of default parameters do not match a layout, or ""."""
     for name, structure, defaults in (
         ("llama_model_params", layout.model, _MODEL_DEFAULTS),
         ("llama_context_params", layout.context, _CONTEXT_DEFAULTS),

@@ -68,8 +68,8 @@ def _of_fallback() -> LibraryFile | None:
 
 
 def chosen_library(options: Mapping[str, str]) -> LibraryFile | None:
-    """The library that option `library` names, a path or a package of OTHERS; otherwise that of PACKAGE,
-    or else of FALLBACK. None if there is none. Raises EngineError if the named package has none."""
+    """The library that option `library` names, a path or a package of OTHERS; otherwise PACKAGE's, or else FALLBACK's.
+    None if there is none. Raises EngineError if the named package has none."""
     wanted = options.get("library")
     if wanted in OTHERS:
         return _of_package(wanted)

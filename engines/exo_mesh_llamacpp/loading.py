@@ -138,7 +138,7 @@ def _shape_of(source: ModelSource, shard: Shard, options: LlamaCppOptions, kv: s
 
 
 def _checked_dtype(dtype: str) -> str:
-    """The dtype of activations. Raises InputError for one that the engine cannot pass on."""
+    """The dtype of activations. Raises InputError for a dtype that the engine cannot pass on."""
     if dtype not in ACTIVATION_DTYPES:
         known = ", ".join(ACTIVATION_DTYPES)
         raise InputError(

@@ -55,7 +55,7 @@ def pieces_of(rows: Sequence[tuple[Row, Held, int]], places: np.ndarray) -> list
 
 
 def together(rows: Sequence[tuple[Row, Held, int]]) -> Iterator[list[Held]]:
-    """The sequences of each pass of two or more: those of one pool with equally many tokens."""
+    """The sequences of each pass of two or more: sequences of one pool with equally many tokens."""
     groups: dict[tuple[int, int], list[Held]] = defaultdict(list)
     for row, held, _ in rows:
         assert held.place is not None, "a row that is ready has a place"
@@ -86,7 +86,7 @@ def state_places(rows: Sequence[Row]) -> np.ndarray:
 
 
 def taken_places(rows: Sequence[Row]) -> np.ndarray:
-    """The same for the tokens of which the library makes outputs: all tokens of a row that wants hidden states."""
+    """The same for the tokens with outputs of the library: all tokens of a row that wants hidden states."""
     counts = [row.n if row.num_hidden else row.num_logits for row in rows]
     return _places([index >= row.n - count for row, count in zip(rows, counts, strict=True) for index in range(row.n)])
 

@@ -22,7 +22,7 @@ FIRST_CELLS = 512
 """Positions of the smallest sequences' room. A multiple of 256, to which the library rounds."""
 
 FACTOR = 2
-"""Each size is this many times the one before."""
+"""Each size is this many times the previous size."""
 
 LARGER = 4
 """A sequence takes a free slot of a context up to this many times as large as it needs: that memory is reserved anyway,
@@ -78,7 +78,8 @@ class Pools:
         self.held: dict[int, Held] = {}
 
     def reserve(self, held: Held, length: int) -> tuple[Pool, int]:
-        """Make room for a sequence of `length` positions, with what it holds. Raises EngineError without memory."""
+        """Make room for a sequence of `length` positions, with its held positions. Raises EngineError without
+        memory."""
         if held.place and isinstance(held.place[0], CellGroup):
             return self._reserve_shared(held.place[0], held, length)
         if held.place and held.place[0].cells >= length:

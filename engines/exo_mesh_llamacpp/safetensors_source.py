@@ -227,7 +227,7 @@ class SafetensorsSource:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of the checkpoint, what it becomes, and the type that it is converted to."""
+    """A tensor of the checkpoint, its counterpart in the library, and the type that it is converted to."""
 
     part: TensorPart
     name: str

@@ -15,7 +15,7 @@ from exo_mesh_llamacpp.types import KV_TYPES
 
 
 def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-    """Survey a model. The bytes of keys and values are those of a ring of this engine alone, unless `kv` is set."""
+    """Survey a model. The bytes of keys and values are for a ring of this engine alone, unless `kv` is set."""
     parsed = parse_options(options)
 
     def library() -> Library:

@@ -68,7 +68,8 @@ KNOWN = {
 
 
 def fitting(wanted: GgmlType, width: int) -> GgmlType:
-    """The type for rows of `width` values: the wanted one if its blocks fill a row, otherwise a wider one that does."""
+    """The type for rows of `width` values: the wanted type if its blocks fill a row, otherwise a wider type that
+    does."""
     for kind in (wanted, Q8_0, F16):
         if kind.block_bytes * wanted.block >= wanted.block_bytes * kind.block and width % kind.block == 0:
             return kind

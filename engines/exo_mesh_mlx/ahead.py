@@ -81,7 +81,7 @@ class LookAhead:
         return None
 
     def drop(self) -> None:
-        """Undo what is computed ahead, because the sequences are about to be used in another way."""
+        """Undo the step that is computed ahead, because the sequences are about to be used in another way."""
         step, self._step, self._shown = self._step, None, None
         if step is not None:
             self._undo(step)

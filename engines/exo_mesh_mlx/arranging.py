@@ -57,7 +57,7 @@ def is_similar(shortest: int, longest: int) -> bool:
 
 
 def _tidy(block: KvBlock, wanted: set[int]) -> None:
-    """Take out the rows that have not been wanted for some time, and those that are too long for the shortest one."""
+    """Take out rows that have not been wanted for some time, and rows that are too long for the shortest row."""
     absent = [cache for cache in block.rows if id(cache) not in wanted]
     block.num_partial = block.num_partial + 1 if absent else 0
     leaving = absent if block.num_partial > PATIENCE else []

@@ -219,7 +219,7 @@ class BlockRows:
         return [cache.entries[self._slot].offset for cache in self._caches]
 
     def fetch(self, keys: mx.array, values: mx.array) -> list[tuple[mx.array, mx.array]]:
-        """Append keys and values of n tokens per row; returns those of each piece."""
+        """Append keys and values of n tokens per row; returns each piece's keys and values."""
         if self._is_whole:
             return [self._block.append(self._slot, keys, values)]
         return self._block.append_to(self._caches, self._slot, keys, values)

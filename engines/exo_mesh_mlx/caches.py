@@ -230,8 +230,8 @@ class SequenceCache:
         return [item for part in parts for item in (getattr(part, "cache", None) or [part.offset])]
 
     def arrays(self) -> list[mx.array]:
-        """All arrays of the state, without those of a block; they must be evaluated with each forward, or lazy graphs
-        grow without end."""
+        """All arrays of the state, without a block's; they must be evaluated with each forward, or lazy graphs grow
+        without end."""
         found: list[mx.array] = []
         for entry in self.entries.values():
             if type(entry) in _KEYS_AND_VALUES:  # the contents are known, so no walk through a tree is needed

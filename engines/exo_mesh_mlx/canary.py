@@ -167,7 +167,7 @@ class Canary:
             off = int((~(error <= TOLERANCE[dtype])).sum())
             if off > allowed and not self._complaint:
                 self._complaint = (
-                    f"layers {start} to {stop - 1} of the tensor group differ from those of one machine: {off} of "
+                    f"layers {start} to {stop - 1} of the tensor group and of one machine differ: {off} of "
                     f"{len(error)} tokens of chunk {place + 1} by more than {TOLERANCE[dtype]}, the worst by "
                     f"{float(error.max()):.3g} of its length"
                 )

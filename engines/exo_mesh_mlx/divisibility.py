@@ -51,7 +51,7 @@ def division_obstacle(config: Mapping[str, Any], size: int) -> str:
 
 
 def _shared_out(settings: Mapping[str, Any], size: int) -> Iterator[tuple[str, int, str]]:
-    """(key, value, what it counts) of everything that must be a multiple of size."""
+    """(key, value, meaning) of everything that must be a multiple of size."""
     model_type = settings.get("model_type")
     for key, what in SHARED_OUT.items():
         value = settings.get(key)

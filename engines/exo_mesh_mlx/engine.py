@@ -240,7 +240,7 @@ class MlxStage:
         self._hold(sequence, cache, max_tokens)
 
     def _hold(self, sequence: int, cache: SequenceCache, max_tokens: int) -> None:
-        """Keep a sequence, in place of what it held before."""
+        """Keep a sequence, in place of its previous state."""
         if held := self._sequences.get(sequence):
             held.cache.release()
         self._sequences[sequence] = _MlxSequence(cache, max_tokens)
@@ -374,7 +374,7 @@ class MlxStage:
     def _with_states(
         self, rows: Sequence[Row], computed: Computed, caches: list[mx.array], faults: tuple[Fault, ...]
     ) -> StageOutput:
-        """Evaluate a frame of which some rows want final hidden states; zeros for a row that was not computed."""
+        """Evaluate a frame in which some rows want final hidden states; zeros for a row that was not computed."""
         found: dict[int, mx.array] = {}
         for group, result in computed:
             for place, index in enumerate(group.rows):
@@ -392,7 +392,7 @@ class MlxStage:
         return StageOutput(logits=np.array(logits), faults=faults, hidden=np.concatenate(parts))
 
     def _can_guess(self, rows: Sequence[Row], computed: Computed) -> bool:
-        """Whether this step may be followed by one that is computed ahead: the stage is the whole model, and one
+        """Whether this step may be followed by a step that is computed ahead: the stage is the whole model, and one
         sequence decodes one token. With several, others come and go, and each wasted step delays all of them."""
         return (
             self._rolls_back

@@ -15,7 +15,7 @@ BUFFER_CACHE_BYTES = 256 * 2**20
 """Most bytes of freed buffers that MLX may keep for reuse: a few prefill chunks' activations, not a second model."""
 
 LEAST_CACHE_BYTES = 16 * 2**20
-"""Least cache on a machine that is short of memory: a sixteenth of what is available, but no less than this."""
+"""Least cache on a machine that is short of memory: a sixteenth of the available memory, but no less than this."""
 
 TOTAL_SHARE = 0.85
 RESERVE_SHARE, MOST_RESERVE_BYTES = 0.1, 2**30

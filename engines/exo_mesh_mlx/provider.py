@@ -60,7 +60,7 @@ class MlxProvider:
         return Availability(True, backend or platform.machine(), preference=10)
 
     def supports(self, architecture: str) -> bool:
-        """Whether mlx-lm has a model file for this `model_type`, under its own name or the one that mlx-lm maps it
+        """Whether mlx-lm has a model file for this `model_type`, under its own name or the name that mlx-lm maps it
         to."""
         root = _mlx_lm_dir()
         module = _remapping().get(architecture, architecture)

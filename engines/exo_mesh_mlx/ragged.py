@@ -343,7 +343,7 @@ def _mix_by_row(original: Any, module: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _num_rows(value: Any) -> int:
-    """The number of rows of an argument, 0 for one that is not ragged."""
+    """The number of rows of an argument, 0 if it is not ragged."""
     if isinstance(value, RaggedKv | RaggedStates | RaggedList):
         return len(value.entries)
     if isinstance(value, Ragged):

@@ -122,10 +122,10 @@ class Ranks:
         lines = np.array(digests)
         apart = np.abs(lines - lines[0])
         worst = int(apart.max(axis=1).argmax())
-        if apart[:, :2].any():
-            raise CanaryError(
-                f"rank {worst} computed another frame than the leader: {lines[worst].tolist()}, not {lines[0].tolist()}"
-            )
+        if (counts := apart[:, :2].max(axis=1)).any():
+            astray = int(counts.argmax())
+            own, leaders = (f"forward {int(lines[rank][0])} of {int(lines[rank][1])} tokens" for rank in (astray, 0))
+            raise CanaryError(f"rank {astray} is out of step: it computed {own}, the leader {leaders}")
         if not apart.max() <= AGREE_WITHIN[dtype]:  # true for NaN, too
             raise CanaryError(
                 f"rank {worst} has another result than the leader after {self._forwards} forwards: "

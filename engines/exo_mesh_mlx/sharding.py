@@ -17,8 +17,8 @@ from exo_mesh_mlx.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """Bytes of the tensors of a stage's layers on this rank, by name: of those that are split, and of those that every
-    rank has whole. full_bytes: bytes of the split tensors on all ranks together."""
+    """Bytes of this rank's layer tensors by name: split tensors, and tensors that every rank holds whole. full_bytes:
+    bytes of the split tensors on all ranks together."""
 
     split: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def _layer_bytes(model: Any, start: int, stop: int) -> dict[str, int]:
 
 
 def coarsest_dtype(model: Any) -> str:
-    """Of the floating dtypes of the layers' parameters, the one with the fewest digits."""
+    """The floating dtype of the layers' parameters with the fewest digits."""
     digits = {mx.bfloat16: "bfloat16", mx.float16: "float16", mx.float32: "float32"}
     found = {array.dtype for layer in model.layers for _, array in tree_flatten(layer.parameters())}
     return next((name for dtype, name in digits.items() if dtype in found), "float32")

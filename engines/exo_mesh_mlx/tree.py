@@ -52,7 +52,7 @@ def arrays(value: Any, skip: Collection[int] = (), path: Path = ()) -> Iterator[
 
 
 def ids_inside(value: Any) -> Iterator[int]:
-    """id of `value` and of everything inside it, but not of what is inside modules."""
+    """id of `value` and of everything inside it, but not of the contents of modules."""
     yield id(value)
     for _, child in children(value):
         yield from ids_inside(child)

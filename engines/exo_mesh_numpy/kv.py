@@ -1,4 +1,4 @@
-"""Keys and values of one sequence on one stage, of which several sequences can hold the first part together."""
+"""Keys and values of one sequence on one stage; several sequences can hold the first part together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SequenceKv:
         self.max_tokens = max_tokens
         self.length = 0
         self.num_bytes = 0
-        """Bytes of `layers`; those of shared parts count once for all their sequences."""
+        """Bytes of `layers`; shared parts count once for all their sequences."""
         self.shared = 0
         self.parts: tuple[SharedKv, ...] = ()
         self.layers = [np.zeros((2 * num_kv_heads, 0, head_dim), np.float32)] * num_layers

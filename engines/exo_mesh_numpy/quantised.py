@@ -42,7 +42,7 @@ def scale_dtype(mode: str) -> tuple[str, ...]:
 
 
 def read_packing(config_file: Path, settings: Mapping[str, Any], module: str) -> NumpyPacking:
-    """The settings of a module: its own override those of the model. Raises ModelError naming file, module and key."""
+    """The settings of a module: its own override the model's. Raises ModelError naming file, module and key."""
     own = settings.get(module, {})
     merged = {**settings, **own} if isinstance(own, dict) else settings
     mode = merged.get("mode", "affine")

@@ -21,7 +21,7 @@ def open_model(model_dir: Path) -> tuple[ModelConfig, NumpyCheckpoint]:
 
 
 def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
-    """Survey a model: any layer may begin a stage. Bytes are those of float32, whatever the files have."""
+    """Survey a model: any layer may begin a stage. Bytes are for float32, whatever the files have."""
     parse_options(options)
     config, _ = open_model(model_dir)
     table = 4 * config.vocab_size * config.hidden_size

@@ -55,7 +55,7 @@ class AnswerReader:
             return []
         choice = choices[0]
         if not isinstance(choice, dict):
-            raise EngineError("the server sent a choice that is no object")
+            raise EngineError("the server sent a choice that is not an object")
         pieces = [*self._pieces(choice)]
         if (reason := choice.get("finish_reason")) is not None:
             self.finish = _finish(reason)
@@ -75,14 +75,14 @@ class AnswerReader:
         if delta is None:
             return
         if not isinstance(delta, dict):
-            raise EngineError("the server sent a delta that is no object")
+            raise EngineError("the server sent a delta that is not an object")
         if thought := next((text for name in _REASONING_FIELDS if (text := _text(delta.get(name)))), ""):
             yield TextPiece("reasoning", thought)
         if text := _text(delta.get("content")):
             yield TextPiece("text", text)
         calls = delta.get("tool_calls") or []
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise EngineError("the server sent tool calls that are no objects")
+            raise EngineError("the server sent tool calls that are not objects")
         for position, call in enumerate(calls):
             if (piece := self._call(call, position)) is not None:
                 yield piece
@@ -122,7 +122,7 @@ def _json_object(data: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise EngineError(f"the server sent a chunk that is not JSON ({len(data)} characters)") from exc
     if not isinstance(found, dict):
-        raise EngineError("the server sent a chunk that is no JSON object")
+        raise EngineError("the model server sent a stream chunk that is not a JSON object")
     return found
 
 

@@ -69,8 +69,8 @@ def path_of(request: TextRequest) -> str:
 def body_of(
     kind: ServerKind, served_name: str, request: TextRequest, begin: Begin, can: Continuing, begun_tokens: int = 0
 ) -> dict[str, Any]:
-    """The JSON body that asks for the answer as a stream. begun_tokens: those of a beginning that is continued, which
-    count as output. Raises InputError for a parameter that this kind of server does not know."""
+    """The JSON body that asks for the answer as a stream. begun_tokens: of a beginning that is continued; they count as
+    output. Raises InputError for a parameter that this kind of server does not know."""
     is_chat = path_of(request) == CHAT_PATH
     body = _chat(kind, request, begin, can) if is_chat else _prompt(request, begin)
     body |= {

@@ -1,4 +1,4 @@
-"""Calls of a model server over HTTP, each with a deadline and a bound on what is read."""
+"""Calls of a model server over HTTP, each with a deadline and a bound on the bytes read."""
 
 from __future__ import annotations
 

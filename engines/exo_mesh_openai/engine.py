@@ -91,7 +91,7 @@ class OpenAiEngine:
         self.slots, self.continues = model.slots, self._can.text
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """See WholeModelEngine.generate. The limit is that of the whole answer, with what it begins with."""
+        """See WholeModelEngine.generate. The limit is for the whole answer, with its given beginning."""
         client, loop = self._loaded(), asyncio.get_running_loop()
         deadlines, first_token_s = client.deadlines, client.deadlines.first_token_s
         deadline_at = loop.time() + first_token_s

@@ -31,7 +31,7 @@ def program_defect(binary: Path) -> str:
 
 
 def find_gguf_models(places: Sequence[Path]) -> dict[str, Path]:
-    """GGUF files by name: those that are named themselves, and those in directories and their folders.
+    """GGUF files by name: files that are named themselves, and files in directories and their folders.
 
     The name is the path below the directory; of two equal ones the first counts. Blocking. Raises ModelError if none of
     the places exists.

@@ -13,7 +13,7 @@ _UNSAFE = re.compile(r"[^\w.+/@-]+", re.ASCII)
 
 
 def mesh_names(served_names: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
-    """By the server's name, a name in the mesh for each model; no two are equal. given: those that an operator
+    """By the server's name, a name in the mesh for each model; no two are equal. given: names that an operator
     chose."""
     found: dict[str, str] = {}
     for served in served_names:

@@ -124,7 +124,7 @@ def _server(text: str) -> ServerAddress:
     if url.username is not None or url.password is not None:
         raise _wrong("servers", "a URL with a user name or password is not allowed; put the key into a key_file")
     if url.scheme not in ("http", "https") or not host or any(ord(letter) <= 32 for letter in text):
-        raise _wrong("servers", f"{json.dumps(text)} is no http or https URL, such as http://127.0.0.1:8080")
+        raise _wrong("servers", f"{json.dumps(text)} is not an http or https URL, such as http://127.0.0.1:8080")
     if url.query or url.fragment:
         raise _wrong("servers", f"{json.dumps(text)} has a query or a fragment, which a base URL cannot have")
     host = f"[{host}]" if ":" in host else host
@@ -159,7 +159,7 @@ def _models(options: Mapping[str, str], option: str) -> Mapping[str, str]:
     try:
         found: Any = json.loads(text)
     except ValueError as exc:
-        raise _wrong(option, f"is no JSON object: {exc}") from exc
+        raise _wrong(option, f"is not a JSON object: {exc}") from exc
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise _wrong(option, 'must be a JSON object of names, such as {"name at the server": "name in the mesh"}')
     for name in found.values():

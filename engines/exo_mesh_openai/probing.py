@@ -1,4 +1,4 @@
-"""Finds out what a model server is, which models it has, and what it can do with them."""
+"""Finds out the kind of a model server, its models, and its abilities with each."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _plain(entries: Iterable[Mapping[str, Any]]) -> tuple[FoundModel, ...]:
 
 
 def _of_a_mesh(entries: Iterable[Mapping[str, Any]]) -> tuple[FoundModel, ...]:
-    """Models that the nodes of another mesh compute. Those that it only passes on to model servers are left out: two
+    """Models that the nodes of another mesh compute. Models that it only passes on to model servers are left out: two
     meshes that name each other would pass a request on for ever."""
     return tuple(
         FoundModel(entry["id"], _number(entry.get("context_length"))) for entry in entries if not entry.get("served_by")
@@ -225,7 +225,7 @@ def _of_lm_studio(entries: Iterable[Mapping[str, Any]], details: Iterable[object
 async def _of_ollama(
     client: ServerClient, entries: Iterable[Mapping[str, Any]], shown: ShownModels
 ) -> tuple[FoundModel, ...]:
-    """Models that write text, with the context that they are loaded with, else the one that they will get."""
+    """Models that write text, with their loaded context, else the context that they will get."""
     running = {
         str(entry.get("name")): _number(entry.get("context_length"))
         for entry in map(_object, _list(_object((await _ask(client, "/api/ps")).value).get("models")))
@@ -255,7 +255,7 @@ def _ollama_context(details: Mapping[str, Any]) -> int:
 
 
 def with_default_slots(model: FoundModel, kind: ServerKind, slots: int) -> FoundModel:
-    """The model with a number of slots: its server's, else that of the options, else the default of the kind."""
+    """The model with a number of slots: its server's, else the options', else the default of the kind."""
     return replace(model, slots=model.slots or slots or kind.slots)
 
 

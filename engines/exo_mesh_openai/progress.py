@@ -17,7 +17,7 @@ PIECES_PER_TOKEN = 4
 
 
 class AnswerProgress:
-    """Follows one answer through its events. begun_tokens: those of a beginning that is continued.
+    """Follows one answer through its events. begun_tokens: of a beginning that is continued.
 
     num_pieces: pieces that have come, including those that were only compared with the beginning. is_over: nothing more
     is to be read.

@@ -158,8 +158,8 @@ class RkllmEngine:
         return self._loaded
 
     async def _free_the_board(self, loaded: _LoadedModel) -> None:
-        """Wait until the server has ended the last answer. What it did not send of that answer would stand at the
-        beginning of the next one: then the model is loaded again, which ends the server's process for it."""
+        """Wait until the server has ended the last answer. The unsent rest of that answer would stand at the beginning
+        of the next answer: then the model is loaded again, which ends the server's process for it."""
         last = self._exchange
         if last is None:
             return

@@ -24,7 +24,7 @@ _UNUSABLE = re.compile(r"[^\w.+\-]+", re.ASCII)
 
 
 async def look(options: Mapping[str, str]) -> Sequence[ServerReport]:
-    """A report of the server that the options name, or of the one that this board should have; () elsewhere."""
+    """A report of the server that the options name, or of the server that this board should have; () elsewhere."""
     parsed = parse_options(options)
     if not names_a_server(options) and not describe_board():
         return ()

@@ -30,7 +30,7 @@ class ThoughtSplitter:
         self._has_thought = False
 
     def push(self, text: str) -> list[tuple[PieceKind, str]]:
-        """Take more text and return what is certain now. Text that may become a marker is held back."""
+        """Take more text and return the certain pieces. Text that may become a marker is held back."""
         pieces: list[tuple[PieceKind, str]] = []
         pending = self._held + text
         self._held = ""

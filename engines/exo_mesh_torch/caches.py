@@ -96,7 +96,7 @@ class StageCache(DynamicCache):  # type: ignore[misc]
         return (layer for layer in self.layers if isinstance(layer, KvLayer))
 
     def join(self, others: Sequence[StageCache], length: int = 0) -> StageCache:
-        """A batch of this row and the rows of the others. length: its padded positions; 0: those of the longest row."""
+        """A batch of this row and the rows of the others. length: its padded positions; 0: as the longest row."""
         rests = zip(*(other.layers for other in others), strict=True)
         layers = [layer.join(rest, length) for layer, rest in zip(self.layers, rests, strict=True)]
         return StageCache(layers, [cache.shared[0] for cache in (self, *others)])

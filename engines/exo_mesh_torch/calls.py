@@ -34,7 +34,7 @@ def cache_argument(model: nn.Module) -> str:
 
 
 def call_arguments(model: nn.Module, cache: StageCache, **others: Any) -> dict[str, Any]:
-    """Arguments of a forward: the cache, and those of `others` that the model takes."""
+    """Arguments of a forward: the cache, and the arguments in `others` that the model takes."""
     taken = inspect.signature(model.forward).parameters
     arguments = {name: value for name, value in others.items() if name in taken}
     return {cache_argument(model): cache, "use_cache": True, **arguments}

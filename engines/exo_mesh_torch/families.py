@@ -6,4 +6,4 @@ VISION_FAMILIES = frozenset({"gemma3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3
 """Values of `model_type` of the models whose vision tower and text layers this engine runs."""
 
 GRID_POSITIONS = frozenset({"qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
-"""Those that count the positions of image tokens by row and column."""
+"""Model types that count the positions of image tokens by row and column."""

@@ -165,7 +165,7 @@ def silence(model: nn.Module, names: frozenset[str], device: torch.device) -> No
 
 
 def _zeros(module: nn.Module) -> Any:
-    """A forward for an embedding that returns zeros; for any other module one that returns its input."""
+    """A forward for an embedding that returns zeros; for any other module, a forward that returns its input."""
     weight: Any = getattr(module, "weight", None)
 
     def embedding(*args: Any, **kwargs: Any) -> torch.Tensor:

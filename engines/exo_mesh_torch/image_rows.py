@@ -37,7 +37,7 @@ def overlaps(images: Sequence[ShownImage], pos0: int, n: int) -> bool:
 
 
 def cut_image(images: Sequence[ShownImage], pos0: int, n: int) -> PictureSpec | None:
-    """An image that must be whole and of which a row has only a part; None if there is none."""
+    """An image that must be whole and that a row has only in part; None if there is none."""
     for image in images:
         spec = image.spec
         if spec.is_whole and (spec.start < pos0 < spec.stop or spec.start < pos0 + n < spec.stop):

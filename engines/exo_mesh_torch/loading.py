@@ -194,7 +194,7 @@ class StageLoader(ParameterLoader):
         self.rebuild_buffers(self._stage_modules(start, stop))
 
     def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
-        """All modules except those of other stages' layers."""
+        """All modules except the modules of other stages' layers."""
         layers = f"{self._trace.prefix}."
         mine = tuple(f"{layers}{i}" for i in range(start, stop))
         for name, module in self._model.named_modules():

@@ -56,8 +56,8 @@ class NameMap:
     """Recipes by their (first) target. `unused`: tensors that belong to no parameter of the model."""
 
     def __init__(self, checkpoint: TorchCheckpoint, model: Any, *, of_vision: bool = False) -> None:
-        """of_vision: only for the tensors of the vision tower; otherwise for those of the language model. Raises
-        ModelError naming file and tensor if a quantised tensor is incomplete."""
+        """of_vision: for the vision tower's tensors only; otherwise for the language model's. Raises ModelError naming
+        file and tensor if a quantised tensor is incomplete."""
         self._of_vision = of_vision
         rules = get_model_conversion_mapping(model)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]

@@ -2,7 +2,8 @@
 
 On a CPU a linear layer of torch reads its weights in the checkpoint's order, and for the few rows of a decode step that
 is slow: measured with one thread of an AMD EPYC and 8 rows, 4 GB/s in bfloat16 and 2 in float32. With weights that were
-reordered once it is 17 and 9, and for one row 25, which is the limit of the memory (docs/how-it-works/benchmarks.md).
+reordered once it is 17 and 9, and for one row 25, which is the limit of the memory
+(docs/measurements/many-requests.md).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def shapes(cache: StageCache, layers: range) -> Shapes:
 def restore(
     cache: StageCache, layers: range, saved: SavedSequence, expected: Shapes, device: torch.device
 ) -> StageCache:
-    """Fill an empty cache. Raises EngineError if the tensors are not those of this stage."""
+    """Fill an empty cache. Raises EngineError if the tensors do not belong to this stage."""
     if saved.length < 0 or (not saved.length and saved.tensors):
         raise EngineError(f"a saved sequence of {saved.length} positions has {len(saved.tensors)} tensors")
     if not saved.length:

@@ -37,7 +37,7 @@ DTYPES = {
     "BOOL": torch.bool,
     "U32": torch.uint8,
 }
-"""U32 holds quantised weights, of which only the bytes count."""
+"""U32 holds quantised weights; only their bytes count."""
 
 
 class TensorSource(Protocol):

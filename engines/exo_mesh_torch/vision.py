@@ -37,8 +37,8 @@ def has_tower(checkpoint: TorchCheckpoint) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """The tokens of one image. embeds: `[num_tokens, hidden]`, in place of the placeholders' embeddings. deep: what is
-    added behind each of the first layers, `[num_tokens, hidden]` each."""
+    """The tokens of one image. embeds: `[num_tokens, hidden]`, in place of the placeholders' embeddings. deep: added
+    behind each of the first layers, `[num_tokens, hidden]` each."""
 
     embeds: torch.Tensor
     deep: tuple[torch.Tensor, ...] = ()
@@ -56,8 +56,8 @@ class VisionTower:
 
     @classmethod
     def open(cls, checkpoint: TorchCheckpoint, dtype: torch.dtype) -> VisionTower | None:
-        """The tower of a checkpoint, without weights; None if the checkpoint has none, or one that this engine does not
-        run. Raises ModelError."""
+        """The tower of a checkpoint, without weights; None if the checkpoint has none that this engine runs. Raises
+        ModelError."""
         if not has_tower(checkpoint):
             return None
         try:

@@ -112,7 +112,7 @@ class AccessPolicy:
         return not self.needs_key and not (self.keys and self.keys.configured)
 
     def can_end(self, key_id: str) -> bool:
-        """Whether the right of this caller can be taken away while its call runs: that of a key or a session."""
+        """Whether this caller's right can be taken away while its call runs: true for a key or a session."""
         return key_id not in ("", LOCAL.key_id)
 
     def has_ended(self, key_id: str) -> bool:
@@ -199,7 +199,7 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
 
 
 def _closed(role: Role | None, path: str, policy: AccessPolicy) -> Role | None:
-    """The role that a call needs: that of its route, but USE for an open path in `closed_paths`."""
+    """The role that a call needs: its route's, but USE for an open path in `closed_paths`."""
     return Role.USE if role is None and path in policy.closed_paths else role
 
 
@@ -318,7 +318,7 @@ def _is_localhost(origin: str) -> bool:
 
 
 def _is_web(origin: str) -> bool:
-    """Whether an origin is that of a web site, rather than of a desktop program or a browser's extension."""
+    """Whether an origin belongs to a web site, rather than to a desktop program or a browser's extension."""
     return origin.startswith(("http://", "https://"))
 
 

@@ -15,9 +15,9 @@ from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.anthropic.failures import ANTHROPIC_ERRORS, speaks_anthropic
 from exo_mesh.api.anthropic.handlers import AnthropicRoutes
 from exo_mesh.api.bodies.room import BodyRooms
-from exo_mesh.api.body import BODY_ROOMS, refuse_expectations, release_bodies
+from exo_mesh.api.body import BODY_ROOMS, discard_rests, refuse_expectations, release_bodies
 from exo_mesh.api.config_routes import ConfigRoutes
-from exo_mesh.api.connections import STOP_S, follow_connection
+from exo_mesh.api.connections import READ_BYTES, STOP_S, follow_connection
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
@@ -61,34 +61,35 @@ from exo_mesh.api.webtools.handlers import WebToolRoutes
 from exo_mesh.base.random_hex import random_hex
 from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.logs import current_request, current_trace
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.service import Services
 
 _log = logging.getLogger(__name__)
 _server_log = logging.getLogger("exo_mesh.api.server")
 
 
 def build_app(
-    service: MeshService,
+    services: Services,
     options: ApiOptions | None = None,
     *,
     now: Callable[[], float] = time.time,
     texts: TextModels | None = None,
 ) -> web.Application:
-    """Build the application for a service. Call this in the running loop, and run the result with `app_runner`.
+    """Build the application over the services of a node. Call this in the running loop, and run the result with
+    `app_runner`.
 
     The application owns `texts` and closes them; it makes them if none are given.
     """
     options = options or ApiOptions()
     texts = texts or TextModels(TemplateRenderer(), options.image_trail)
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
-    context = ApiContext(service, texts, options, watchdog, now, int(now()))
+    context = ApiContext(services, texts, options, watchdog, now, int(now()))
     table = route_table(context)
     check_access = guard(options.access, RouteRoles.of(table))
     log_request = log_requests(options.responses)
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
     reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS, OLLAMA_ERRORS], lambda request: request[REQUEST_ID])
-    middlewares = [follow_connection, give_request_id, log_request, reply_to_errors, check_access]
-    running = RunningCalls(options.access, service.cancel)
+    middlewares = [follow_connection, discard_rests, give_request_id, log_request, reply_to_errors, check_access]
+    running = RunningCalls(options.access, services.requests.cancel)
     middlewares += [running.middleware(), release_bodies, refuse_expectations]
     if options.ollama_port is not None:
         middlewares.append(answer_as_ollama(options.ollama_port))
@@ -115,7 +116,8 @@ def build_app(
 def app_runner(app: web.Application) -> web.AppRunner:
     """A runner that cancels a handler as soon as its client disconnects, which frees an abandoned request.
 
-    aiohttp leaves bodies packed; `read_body` unpacks them within a limit.
+    aiohttp leaves bodies packed, and what nobody has read of them: see `body`. It stops reading from a socket once it
+    holds one chunk that nobody has taken.
     """
     _server_log.addFilter(_not_http)
     return web.AppRunner(
@@ -125,6 +127,8 @@ def app_runner(app: web.Application) -> web.AppRunner:
         shutdown_timeout=STOP_S,
         logger=_server_log,
         auto_decompress=False,
+        lingering_time=0,
+        read_bufsize=READ_BYTES // 4,
     )
 
 

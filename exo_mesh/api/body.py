@@ -1,5 +1,5 @@
-"""Reads the body of a request within deadlines and in turn, unpacks it within the size limit, counts its values before
-anything is decoded, and refuses unknown Expect headers.
+"""Reads the body of a request within deadlines and in turn, unpacks it within the size limit, counts its values while
+it arrives, and refuses unknown Expect headers.
 
 aiohttp would unpack a body before it checks the size: 98 KB of gzip took 96 MiB. So aiohttp leaves bodies packed here.
 """
@@ -7,21 +7,24 @@ aiohttp would unpack a body before it checks the size: 98 KB of gzip took 96 MiB
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from traceback import clear_frames
 from typing import TypeVar, cast
 
-from aiohttp import hdrs, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.bodies.room import FREE_BYTES, BodyHold, BodyRooms
+from exo_mesh.api.bodies.unpacking import Unpacker
 from exo_mesh.api.bodies.values import check_values
 from exo_mesh.api.quoting import quoted
 from exo_mesh.base.clock import monotonic
+from exo_mesh.base.tasks import Turns
+from exo_mesh.domain.bounded_json import ValueCounter
 from exo_mesh.errors import InputError
 
 T = TypeVar("T")
@@ -32,16 +35,15 @@ EXPECTATION = web.RequestKey("expectation", str)
 BODY_ROOMS = web.AppKey("body_rooms", BodyRooms)
 HOLD = web.RequestKey("body_hold", BodyHold)
 
-UNCOUNTED_BYTES = 640
-"""A body this short has too few values to take room, so it is not counted."""
-
-COUNTED_HERE_BYTES = 1 << 18
-"""A longer body is counted in a thread."""
-
 LEAST_BYTES_A_S = 1 << 16
 """Least average speed of a body that takes room; 0.5 Mbit/s."""
 
-_GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+DISCARD_S = 10.0
+DISCARDED_SIZES = 4
+"""How long, and for how many bytes in sizes of the largest body, the rest of a refused body is read."""
+
+MAX_CHAINED = 8
+"""Most errors of a chain of causes whose variables are cleared."""
 
 
 async def read_body(request: web.Request, silence_s: float) -> bytes:
@@ -50,20 +52,16 @@ async def read_body(request: web.Request, silence_s: float) -> bytes:
 
     Raises InputError, BodiesWaitError, HTTPRequestTimeout or HTTPRequestEntityTooLarge.
     """
-    most = request.client_max_size
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise InputError(f"Content-Encoding is {quoted(encoding)}; it must be gzip, deflate or identity")
     caller = request[CALLER]
     hold = request[HOLD] = BodyHold(request.app[BODY_ROOMS], caller.key_id or request.remote or "")
-    is_packed = encoding not in ("", "identity")
-    body = await _receive(request, most, silence_s, hold, is_packed=is_packed)
-    if is_packed:
-        body = await _unpacked_with_room(body, encoding, most, hold)
-    if len(body) > UNCOUNTED_BYTES:
-        count = partial(check_values, body)
-        num_values = await hold.rooms.work(count) if len(body) > COUNTED_HERE_BYTES else count()
-        await hold.working(len(body), num_values)
+    values = ValueCounter()
+    body = await _receive(
+        request, silence_s, hold, values, None if encoding in ("", "identity") else Unpacker(encoding)
+    )
+    await hold.working(len(body), values.count)
     return body
 
 
@@ -80,74 +78,100 @@ async def run_apart(request: web.Request, work: Callable[[], T]) -> T:
 
 
 def release_body(request: web.Request) -> None:
-    """Give back the room of a body that is not needed any more. The caller must have dropped what it was decoded to."""
+    """Give back the room of a body that is not needed any more. The caller must have dropped the decoded objects."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 
 
 @web.middleware
 async def release_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The middleware that gives back the room of a body at the end of its request."""
+    """The middleware that gives back the room of a body at the end of its request, and its memory after an error."""
     try:
         return await handler(request)
+    except Exception as exc:
+        _drop_variables(exc)
+        raise
     finally:
         release_body(request)
 
 
-async def _receive(request: web.Request, most: int, silence_s: float, hold: BodyHold, *, is_packed: bool) -> bytes:
-    """The bytes of the body. A body that takes room must also arrive at LEAST_BYTES_A_S, so that nobody keeps the room
-    by sending slowly. A packed body that is not small takes the room of the largest one."""
-    announced = request.content_length
-    if (announced or 0) > most:
-        raise web.HTTPRequestEntityTooLarge(most, announced or 0)
-    has_room = (announced or 0) > FREE_BYTES
+def _drop_variables(error: BaseException) -> None:
+    """Clear the variables of the functions that an error has left. It keeps them, with the whole body, until the next
+    full garbage collection if one of them is the error itself."""
+    chained: BaseException | None = error
+    for _ in range(MAX_CHAINED):
+        if chained is None:
+            return
+        clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
+
+
+async def _receive(
+    request: web.Request, silence_s: float, hold: BodyHold, values: ValueCounter, unpacker: Unpacker | None
+) -> bytes:
+    """The bytes of the body. Nothing more is read from the client's socket while the body waits for its room or for its
+    turn. A packed body that is not small takes the room of the largest one.
+
+    A body that takes room must also arrive at LEAST_BYTES_A_S, so that nobody keeps the room by sending slowly.
+    """
+    most, announced = request.client_max_size, request.content_length or 0
+    if announced > most:
+        raise web.HTTPRequestEntityTooLarge(most, announced)
+    has_room = announced > FREE_BYTES
     if has_room:
-        await hold.arriving(most if is_packed else announced or 0)
+        await hold.arriving(announced if unpacker is None else most)
     body = bytearray()
     last_at = monotonic() + silence_s + most / LEAST_BYTES_A_S
-    while True:
-        try:
-            async with asyncio.timeout(min(silence_s, last_at - monotonic())):
-                chunk = await request.content.readany()
-        except TimeoutError as exc:
-            raise web.HTTPRequestTimeout from exc
-        except web.RequestPayloadError as exc:
-            raise InputError("the request body does not match its headers (length or transfer encoding)") from exc
-        if not chunk:
-            return cast(bytes, body)  # a copy would double the memory of a large body
-        body += chunk
-        if len(body) > most:
-            raise web.HTTPRequestEntityTooLarge(most, len(body))
-        if len(body) > FREE_BYTES and not has_room:  # its length was not announced
-            has_room = True
-            await hold.arriving(most)
+    while chunk := await _next_chunk(request, min(silence_s, last_at - monotonic())):
+        for part in (chunk,) if unpacker is None else unpacker.parts(chunk):
+            size = len(body) + len(part)
+            if size > most:
+                raise web.HTTPRequestEntityTooLarge(most, size)
+            if size > FREE_BYTES:
+                if not has_room:  # its length was not announced
+                    has_room = True
+                    await hold.arriving(most)
+                await hold.rooms.reading.take()
+            body += part
+            values.add(part)
+            check_values(values.count)
+    if unpacker is not None:
+        unpacker.end()
+    return cast(bytes, body)  # a copy would double the memory of a large body
 
 
-async def _unpacked_with_room(packed: bytes, encoding: str, most: int, hold: BodyHold) -> bytes:
-    """Unpack a body. One that stays small needs no room; any other takes that of the largest body in advance."""
-    with suppress(web.HTTPRequestEntityTooLarge):
-        return _unpacked(packed, encoding, min(most, FREE_BYTES))
-    if len(packed) <= FREE_BYTES:  # else it has that room already
-        await hold.arriving(most)
-    return await hold.rooms.work(partial(_unpacked, packed, encoding, most))
-
-
-def _unpacked(packed: bytes, encoding: str, most: int) -> bytes:
-    """Unpack a body, but never more than `most` + 1 bytes of it. Raises InputError or HTTPRequestEntityTooLarge."""
-    if not packed:
-        return b""
-    # some clients send deflate without the zlib header that RFC 9110 requires
-    deflate = _ZLIB if packed[0] & 0xF == 8 else _RAW_DEFLATE
-    unpacker = zlib.decompressobj(deflate if encoding == "deflate" else _GZIP)
+async def _next_chunk(request: web.Request, limit_s: float) -> bytes:
+    """The next bytes of the body as they were sent; b"" at its end."""
     try:
-        body = unpacker.decompress(packed, most + 1)
-    except zlib.error as exc:
-        raise InputError(f"the request body is not valid {encoding}") from exc
-    if len(body) > most:
-        raise web.HTTPRequestEntityTooLarge(most, len(body))
-    if not unpacker.eof or unpacker.unused_data:
-        raise InputError(f"the request body is not valid {encoding}: it is cut off, or has extra bytes after its end")
-    return body
+        async with asyncio.timeout(limit_s):
+            return await request.content.readany()
+    except TimeoutError as exc:
+        raise web.HTTPRequestTimeout from exc
+    except web.RequestPayloadError as exc:
+        raise InputError("the request body does not match its headers (length or transfer encoding)") from exc
+
+
+@web.middleware
+async def discard_rests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The middleware that answers before the whole body has arrived, and then discards the rest of it, in turns: many
+    clients read the answer only after they have sent everything."""
+    response = await handler(request)
+    if not request.content.is_eof():
+        await response.prepare(request)
+        await response.write_eof()
+        await _discard(request.content, request.app[BODY_ROOMS].discarding, DISCARDED_SIZES * request.client_max_size)
+    return response
+
+
+async def _discard(content: StreamReader, turns: Turns, most: int) -> None:
+    """Read bytes until the end of the body, or until there are too many or the time is over; aiohttp then closes the
+    connection."""
+    num_bytes = 0
+    with suppress(TimeoutError, ConnectionError, web.RequestPayloadError):
+        async with asyncio.timeout(DISCARD_S):
+            while num_bytes <= most and (chunk := await content.readany()):
+                num_bytes += len(chunk)
+                await turns.take()
 
 
 def take_expectations(

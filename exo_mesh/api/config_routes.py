@@ -21,49 +21,32 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
-from exo_mesh.settings import values
 from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import SHARED, shared_text
 from exo_mesh.settings.setting import Setting
-from exo_mesh.settings.table import SECRET_MAPPINGS, SETTINGS
+from exo_mesh.settings.table import SETTINGS
 
 MAX_BODY_BYTES = 64 << 10
 
-_PRIVATE = frozenset(
-    {
-        "otlp_endpoint",
-        "otlp_header",
-        "otlp_attribute",
-        "engine_option",
-        "bootstrap_peers",
-        "tailnet",
-        "tailscale_api_url",
-        "system_prompt",
-    }
-)
-"""Settings whose value only admins see; the same holds for all paths."""
 _SECRET_KEY = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 HIDDEN = "***"
 
 
-class SharedSettingsBody(msgspec.Struct, kw_only=True):
-    """PUT /config: settings of the mesh, and this node's token for the hub. null resets a setting; a missing field
-    leaves it unchanged."""
+class HubTokenBody(msgspec.Struct, kw_only=True):
+    """The part of PUT /config that is no setting: this node's token for the hub; null removes it."""
 
-    default_model: str | UnsetType | None = UNSET
-    default_temp: float | str | UnsetType | None = UNSET
-    system_prompt: str | UnsetType | None = UNSET
-    max_generate_tokens: int | str | UnsetType | None = UNSET
-    keep_agent_lines: bool | str | UnsetType | None = UNSET
-    trace_sample: float | str | UnsetType | None = UNSET
-    placement: str | UnsetType | None = UNSET
-    min_peers: int | str | UnsetType | None = UNSET
-    context_limit: int | str | UnsetType | None = UNSET
-    mixed_rings: str | UnsetType | None = UNSET
-    log_level: str | UnsetType | None = UNSET
-    log_format: str | UnsetType | None = UNSET
     hf_token: str | UnsetType | None = UNSET
+
+
+SharedSettingsBody: type[HubTokenBody] = msgspec.defstruct(  # type: ignore[assignment]  # its bases say so
+    "SharedSettingsBody",
+    [(name, SETTINGS[name].toml[-1] | str | UnsetType | None, UNSET) for name in SHARED],
+    bases=(HubTokenBody,),
+    kw_only=True,
+)
+"""PUT /config: settings of the mesh, each as its own type or as text. null resets a setting; a missing field leaves it
+unchanged."""
 
 
 class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +59,7 @@ class ConfigRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
         self._desk = context.options.config
         self._file = context.options.config_file
         self._hub_token = context.options.hub_token
@@ -107,8 +90,8 @@ class ConfigRoutes:
         settings = [
             {
                 "name": name,
-                "value": _shown(setting, setting.text(effective.now)) if is_admin or not _is_private(setting) else None,
-                "default": setting.text(defaults) if name not in ("home", "name") else "",
+                "value": _shown(setting, setting.text(effective.now)) if is_admin or not setting.is_private else None,
+                "default": setting.text(defaults) if not setting.default_words else "",
                 "origin": _origin(effective.origin(name), is_admin=is_admin),
                 "shared": name in SHARED,
                 "choices": list(setting.words),
@@ -118,12 +101,12 @@ class ConfigRoutes:
             for name, setting in SETTINGS.items()
         ]
         texts, token = self._desk.shared_texts, self._hub_token
-        identity = self._service.observation.identity()
+        identity = self._observation.identity()
         found = {
             "object": "config",
             "node": {"id": identity["node_id"], "name": identity["name"]},
             "config_file": self._file if is_admin else PurePath(self._file).name,
-            "mesh": {name: texts[name] for name in texts if is_admin or name not in _PRIVATE},
+            "mesh": {name: texts[name] for name in texts if is_admin or not SETTINGS[name].is_private},
             "hf_token": {"is_set": bool(token and token.origin), "origin": token.origin if token else ""},
             "settings": settings,
         }
@@ -159,16 +142,11 @@ class ConfigRoutes:
         return await self.config(request)
 
 
-def _is_private(setting: Setting) -> bool:
-    return setting.name in _PRIVATE or setting.parse is values.path
-
-
 def _shown(setting: Setting, text: str) -> str:
     """The text of a setting with all possible secrets removed."""
     if setting.is_mapping:
-        is_secret = setting.name in SECRET_MAPPINGS
         items = (item.partition("=") for item in text.split(setting.separator) if item)
-        shown = ((key, HIDDEN if is_secret or _SECRET_KEY.search(key) else value) for key, _, value in items)
+        shown = ((key, HIDDEN if setting.secret or _SECRET_KEY.search(key) else value) for key, _, value in items)
         return setting.separator.join(f"{key}={value}" for key, value in shown)
     return _USER_IN_URL.sub("", text)
 

@@ -1,4 +1,4 @@
-"""The objects that all handlers share: the service, the text models, and the options of the API."""
+"""The objects that all handlers share: the services, the text models, and the options of the API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.families import Counters
 from exo_mesh.base.telemetry.node_logs import LogDesk, LoneLogs
 from exo_mesh.models.hub_token import HubToken
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.service import Services
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
@@ -87,7 +87,7 @@ class ApiContext:
     """The shared objects of one application. now: Unix time, for the field `created` of OpenAI's replies. watchdog:
     ends waits that take too long."""
 
-    service: MeshService
+    services: Services
     texts: TextModels
     options: ApiOptions
     watchdog: Watchdog

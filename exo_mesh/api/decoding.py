@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,11 @@ from exo_mesh.settings.spelling import did_you_mean
 T = TypeVar("T")
 
 _NO_TABLES: NeutralTables = {}
+_AT = " - at "
+
+MAX_MESSAGE, MAX_PLACE = 200, 1000
+"""Most characters that are kept of what msgspec says about a value, and of its place."""
+
 _UNKNOWN = "Object contains unknown field"
 
 
@@ -51,19 +57,18 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
 
 
 def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
-    try:
+    with suppress(msgspec.ValidationError):
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError:
-        # most bodies decode as they are, so the body is parsed again only if it does not
-        cleaned = without_neutral(msgspec.json.decode(body), kind, tables)
-        return msgspec.json.decode(msgspec.json.encode(cleaned), type=kind)
+    # most bodies decode as they are, so the body is parsed again only if it does not; the error, which holds the wrong
+    # value, is gone by now
+    cleaned = msgspec.json.encode(without_neutral(msgspec.json.decode(body), kind, tables))
+    return msgspec.json.decode(cleaned, type=kind)
 
 
 def _converted(value: object, kind: type[T], where: str) -> T:
-    try:
+    with suppress(msgspec.ValidationError):
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return msgspec.convert(without_neutral(value, kind, _NO_TABLES, where), kind)
+    return msgspec.convert(without_neutral(value, kind, _NO_TABLES, where), kind)
 
 
 def _lone_surrogate(body: bytes) -> str | None:
@@ -75,10 +80,18 @@ def _lone_surrogate(body: bytes) -> str | None:
     return None
 
 
+def _parts_of(message: str) -> tuple[str, str]:
+    """(problem, place) of a message of msgspec. A long value in it is shortened: msgspec quotes all of it."""
+    at = message.rfind(_AT, max(0, len(message) - MAX_PLACE))
+    end = len(message) if at < 0 else at
+    text = message[:end] if end <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…{message[end - 1]}"
+    return text, "" if at < 0 else message[at + len(_AT) :]
+
+
 def _field_error(message: str, kind: type) -> InputError:
     """Translate a message of msgspec, such as: Expected `float`, got `str` - at `$.temperature`; or: Object contains
     unknown field `foo` - at …"""
-    text, _, place = message.partition(" - at ")
+    text, place = _parts_of(message)
     path = re.search(r"`\$\.?([^`]*)`", place)
     param = path.group(1) if path else ""
     if unknown := re.fullmatch(rf"{_UNKNOWN} `(.*)`", text, re.DOTALL):

@@ -29,8 +29,8 @@ class DiagnosticRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._inspection = context.service.inspection
-        self._service = context.service
+        self._peers = context.services.peers
+        self._inspection = context.services.inspection
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -78,11 +78,8 @@ class DiagnosticRoutes:
         return json_response(_for_caller(await self._inspection.cluster_timeline(), request))
 
     async def one(self, request: web.Request) -> web.Response:
-        """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its id or the first digits of it."""
-        wanted = request.match_info["id"]
-        found = await self._inspection.diagnostics_of(wanted)
-        if found is None:
-            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "id")
+        """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its name, its id or the first digits of it."""
+        found = await self._inspection.diagnostics_of(request.match_info["id"])
         return json_response(_for_caller(found, request))
 
     async def capture(self, request: web.Request) -> web.Response:
@@ -116,7 +113,7 @@ class DiagnosticRoutes:
 
     async def lift_quarantine(self, request: web.Request) -> web.Response:
         """DELETE /v1/diagnostics/node/quarantine: allow again on this node what got stuck or crashed."""
-        return json_response({"object": "quarantine.lifted", "lifted": self._service.lift_quarantine()})
+        return json_response({"object": "quarantine.lifted", "lifted": self._peers.lift_quarantine()})
 
 
 def _since(text: str) -> float:
@@ -130,8 +127,8 @@ def _since(text: str) -> float:
 
 
 def _nothing_there(peer: str, runner: str) -> web.Response:
-    what = f"no runner {runner} on {peer or 'this node'}" if runner else f"no live peer {peer}"
-    return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner" if runner else "id")
+    what = f"no runner {runner} on {peer or 'this node'}"
+    return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner")
 
 
 def _for_caller(found: Any, request: web.Request) -> Any:

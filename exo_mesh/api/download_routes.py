@@ -38,7 +38,7 @@ class DownloadRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -66,15 +66,14 @@ class DownloadRoutes:
             message = f"model must be the name of a model, with 1 to {MAX_MODEL_CHARS} printable characters"
             raise InputError(message, param="model")
         peers = peer_names(body.peers)
-        model = await named_model(request, self._service, body.model)
-        return json_response(_listed(await self._service.start_download(model, peers=peers, whole=body.whole)), 202)
+        model = await named_model(request, self._models, body.model)
+        return json_response(_listed(await self._models.start_download(model, peers=peers, whole=body.whole)), 202)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """DELETE /download/{node}/{model}: cancel the download of one peer, by its id or name. The bytes that it has
+        """DELETE /download/{node}/{model}: cancel the download of one peer, by its name or id. The bytes that it has
         are kept."""
         node, model = request.match_info["node"], request.match_info["model"]
-        known = (entry.peer_id for entry in self._service.downloads() if node in (entry.peer_id, entry.peer_name))
-        if not await self._service.cancel_download(next(known, node), model):
+        if not await self._models.cancel_download(node, model):
             message = f"peer {node} is not downloading {model}; GET /v1/download/progress lists the downloads"
             return plain_error("not_found", message, "model")
         return json_response({"id": model, "object": "download.cancelled", "peer": node, "cancelled": True})
@@ -82,14 +81,14 @@ class DownloadRoutes:
     async def progress(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/download/progress: the downloads of all peers; with `stream=1` as events, one for each change."""
         if request.method == "HEAD" or not _wants_events(request):
-            return json_response(_listed(self._service.downloads()))
+            return json_response(_listed(self._models.downloads()))
         options = self._context.options
         stream = EventStream(request, options.stall_limit_s, self._context.watchdog)
         await stream.start()
         sent: Sequence[DownloadEntry] | None = None
         quiet_since = monotonic()
         while True:
-            entries = self._service.downloads()
+            entries = self._models.downloads()
             if entries != sent:
                 await stream.send(data_frame(_listed(entries)))
                 sent, quiet_since = entries, monotonic()

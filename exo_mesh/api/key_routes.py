@@ -87,7 +87,7 @@ class KeyRoutes:
             return json_response({"object": "session", "key": None})
         body = decode_body(await read_body(request, self._body_silence_s) or b"{}", SessionBody)
         if body.id is not None and not number_of(body.id):
-            raise InputError(f"id is {quoted(body.id)}, which is no id of a session", param="id")
+            raise InputError(f"id is {quoted(body.id)}, which is not the id of a session", param="id")
         text, session = self._access.sessions.make(body.id or "")
         _log.info(
             "made the session %s for a holder of the local token, valid for %d hours", session.id, VALID_S // 3600

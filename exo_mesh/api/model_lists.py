@@ -22,7 +22,7 @@ class ModelListRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._models = context.services.models
         self._started_at = context.started_at
 
     def table(self) -> RouteTable:
@@ -51,7 +51,7 @@ class ModelListRoutes:
         `?status=unusable` instead lists models on this node's disk that cannot be used, each with the reason;
         `?status=known` lists models that have a card but that no peer has.
         """
-        entries = self._service.models()
+        entries = self._models.all()
         if speaks_anthropic(request):
             return json_response(models_page(entries, self._started_at, request.query))
         match request.query.get("status"):
@@ -68,22 +68,22 @@ class ModelListRoutes:
             case "unusable":
                 return json_response({"object": "list", "data": self._unusable_objects()})
             case "known":
-                known = [known_object(card, self._started_at) for card in self._service.known_cards()]
+                known = [known_object(card, self._started_at) for card in self._models.cards_without_files()]
                 return json_response({"object": "list", "data": known})
             case other:
                 message = f"status is {quoted(other)}; it must be {STATUSES}"
                 return plain_error("invalid_request", message, "status")
         found = [model_object(entry, self._started_at) for entry in entries]
-        return json_response({"object": "list", "data": found, "is_reading": self._service.is_reading_models()})
+        return json_response({"object": "list", "data": found, "is_reading": self._models.is_reading()})
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}: one model; hub ids contain a slash."""
-        entry = await self._service.model(await named_model(request, self._service, request.match_info["id"]))
+        entry = await self._models.named(await named_model(request, self._models, request.match_info["id"]))
         make = model_info if speaks_anthropic(request) else model_object
         return json_response(make(entry, self._started_at))
 
     def _unusable_objects(self) -> list[dict[str, Any]]:
         return [
             {"id": name, "object": "model", "status": "unusable", "reason": reason}
-            for name, reason in sorted(self._service.unusable_models().items())
+            for name, reason in sorted(self._models.unusable().items())
         ]

@@ -12,7 +12,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.errors import MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.model_desk import ModelService
 from exo_mesh.security.api_keys import Role
 
 MAX_PATH = 4096  # PATH_MAX of Linux; no directory has a longer path
@@ -24,7 +24,7 @@ class DownloadRefusedError(MeshError):
     code = "insufficient_permissions"
 
 
-async def named_model(request: web.Request, service: MeshService, name: str) -> str:
+async def named_model(request: web.Request, models: ModelService, name: str) -> str:
     """Returns `name`, or if it is an absolute path, the name of the model in that directory.
 
     A path is only compared with the directories of the models that the node lists, so no other directory is opened.
@@ -34,20 +34,20 @@ async def named_model(request: web.Request, service: MeshService, name: str) -> 
         return name
     if not may_name_paths(request) or len(name) > MAX_PATH:
         raise UnknownModelError("model is a path; use a name that GET /v1/models lists", param="model")
-    return await service.model_at(Path(name))
+    return await models.at(Path(name))
 
 
 async def model_of_request(
-    request: web.Request, service: MeshService, name: str | None, default: str = ""
+    request: web.Request, models: ModelService, name: str | None, default: str = ""
 ) -> str | None:
     """The model that a request names, else this node's default model; None if there is neither.
 
     The default may be a path for every caller, because the operator has set it. Raises UnknownModelError.
     """
     if name is not None:
-        return await named_model(request, service, name)
+        return await named_model(request, models, name)
     if default.startswith("/"):
-        return await service.model_at(Path(default))
+        return await models.at(Path(default))
     return default or None
 
 
@@ -56,11 +56,11 @@ def may_name_paths(request: web.Request) -> bool:
     return request[CALLER].role is Role.ADMIN
 
 
-async def find_model(service: MeshService, name: str, *, may_download: bool) -> ModelEntry:
+async def find_model(models: ModelService, name: str, *, may_download: bool) -> ModelEntry:
     """Find a model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError if only the hub
-    may have the model and the caller may not download; all other errors are those of MeshService.find_model."""
+    may have the model and the caller may not download; all other errors are those of ModelService.find."""
     try:
-        return await service.find_model(name, may_download=may_download)
+        return await models.find(name, may_download=may_download)
     except NotFetchedError as exc:
         raise DownloadRefusedError(
             f"{exc}. Downloading a model needs local rights or a key, and this request has neither. Use exo-mesh on "

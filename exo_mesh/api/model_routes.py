@@ -19,7 +19,7 @@ from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
 from exo_mesh.models.names import is_name
-from exo_mesh.node.service import StoreService
+from exo_mesh.node.store_desk import StoreDesk
 
 MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
@@ -40,7 +40,8 @@ class ModelRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._models = context.services.models
+        self._any_store = context.services.store
         self._body_silence_s = context.options.body_silence_s
         self._started_at = context.started_at
 
@@ -96,7 +97,7 @@ class ModelRoutes:
             raise InputError(
                 f"limit must be a whole number from 1 to {MAX_RESULTS}, not {quoted(limit)}", param="limit"
             )
-        found = await self._service.search_models(query, int(limit))
+        found = await self._models.search(query, int(limit))
         return json_response({"object": "list", "query": query, "data": found})
 
     async def add_card(self, request: web.Request) -> web.Response:
@@ -105,13 +106,13 @@ class ModelRoutes:
         if not is_name(body.repo):
             message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {quoted(body.repo)}"
             raise InputError(message, param="repo")
-        entry = await self._service.add_card(body.repo)
+        entry = await self._models.add_card(body.repo)
         return json_response(model_object(entry, self._started_at), 201)
 
     async def delete_card(self, request: web.Request) -> web.Response:
         """DELETE /models/custom/{id}: delete a custom card; the files of the model stay."""
         name = request.match_info["id"]
-        if not await self._service.delete_card(name):
+        if not await self._models.delete_card(name):
             return plain_error("not_found", f"no custom card {name}; POST /models/add makes one", "id")
         return json_response({"id": name, "object": "model_card.deleted", "deleted": True})
 
@@ -119,7 +120,7 @@ class ModelRoutes:
         """DELETE /models/{id}[?peers=A,B]: delete the files of a model, at all peers or at the named ones."""
         name = request.match_info["id"]
         peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
-        freed = await self._service.delete_model(name, peers=peers)
+        freed = await self._models.delete(name, peers=peers)
         if not freed:
             who = "none of the named peers" if peers else "no peer"
             return plain_error("model_not_found", f"{who} has files of {name} that it may delete", "id")
@@ -128,18 +129,17 @@ class ModelRoutes:
 
     async def storage(self, request: web.Request) -> web.Response:
         """GET /store/storage: the disk space of this node's models; only admins see the path."""
-        storage = await self._service.storage()
+        storage = await self._models.storage()
         hidden = () if may_name_paths(request) else ("path",)
         return json_response({name: value for name, value in storage.items() if name not in hidden})
 
     @property
-    def _store(self) -> StoreService:
-        store = self._service.store
-        if store is None:
+    def _store(self) -> StoreDesk:
+        if not self._any_store.is_configured:
             raise NoStoreError(
                 "no model store is configured: peers copy models from each other, and download the rest from the hub"
             )
-        return store
+        return self._any_store
 
     async def store_health(self, request: web.Request) -> web.Response:
         """GET /store/health: the peer that hosts the store, and whether it is alive."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
+from msgspec import UNSET, structs
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
@@ -19,6 +19,16 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import errors_name, instance_spec, names_of_query, preview_spec
+from exo_mesh.domain.reports import (
+    HealthReport,
+    InstanceReport,
+    NodeHealth,
+    QueueReport,
+    Readiness,
+    ReasonReport,
+    StateReport,
+    TopologyReport,
+)
 from exo_mesh.errors import InputError
 
 HEALTH = ("/health", "/healthcheck")
@@ -29,7 +39,10 @@ class OpsRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
+        self._peers = context.services.peers
+        self._observation = context.services.observation
         self._registry = context.options.registry
         self._body_silence_s = context.options.body_silence_s
 
@@ -38,16 +51,31 @@ class OpsRoutes:
         # fmt: off
         return [
             Route("GET", ("/version",), self.version, OPEN, "Versions of the package and of the protocol"),
-            Route("GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve", errors=(503,)),
+            Route(
+                "GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve",
+                reply=NodeHealth, errors=(503,),
+            ),
             Route("GET", ("/healthz",), self.alive, OPEN, "200 if the process is alive"),
-            Route("GET", ("/readyz",), self.ready, OPEN, "200 if it can serve, else 503 with reasons", errors=(503,)),
+            Route(
+                "GET", ("/readyz",), self.ready, OPEN, "200 if it can serve, else 503 with reasons",
+                reply=Readiness, errors=(503,),
+            ),
             Route("GET", ("/metrics",), self.metrics, OPEN, "Metrics for Prometheus", content_type="text/plain"),
-            Route("GET", ("/state",), self.state, USE, "The shared view of the mesh, and telemetry of each peer"),
-            Route("GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings"),
+            Route(
+                "GET", ("/state",), self.state, USE, "The shared view of the mesh, and telemetry of each peer",
+                reply=StateReport,
+            ),
+            Route(
+                "GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings",
+                reply=TopologyReport,
+            ),
             Route("GET", ("/drain",), self.drain_state, USE, "Whether the node drains, and the requests that are left"),
             Route("POST", ("/drain",), self.drain, ADMIN, "Finish running requests and accept no new ones"),
             Route("DELETE", ("/drain",), self.undo_drain, ADMIN, "Accept requests again"),
-            Route("GET", ("/queue",), self.queue, USE, "Waiting and running requests of the drivers on this node"),
+            Route(
+                "GET", ("/queue",), self.queue, USE, "Waiting and running requests of the drivers on this node",
+                reply=QueueReport,
+            ),
             Route(
                 "GET", ("/requests/recent",), self.recent_requests, USE, "The outcomes of this node's last requests",
                 errors=(400,), query={"n": "most requests, 1 to 9999"},
@@ -66,7 +94,7 @@ class OpsRoutes:
                 "GET", ("/instance/previews",), self.previews, USE, "The possible ways to place a model now",
                 errors=(400, 404, 503, 504), query={"model": "the name of the model", "model_id": "same as model"},
             ),
-            Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", errors=(404,)),
+            Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", reply=InstanceReport, errors=(404,)),
             Route(
                 "DELETE", ("/instance/{id}",), self.delete_instance, ADMIN, "Stop an instance at all peers",
                 errors=(404, 503, 504),
@@ -80,13 +108,20 @@ class OpsRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: the full health report of the node; 503 unless it can serve."""
-        seen = self._service.observation
-        health = {**_for_caller(seen.health(), request), **seen.runner(), "queue": seen.queue(), "version": __version__}
+        seen = self._observation
+        runner, shown = seen.runner(), _for_caller(seen.health(), request)
+        health = NodeHealth(
+            **{name: getattr(shown, name) for name in shown.__struct_fields__},
+            runner_mode=runner.runner_mode,
+            runner_status=runner.runner_status,
+            queue=seen.queue(),
+            version=__version__,
+        )
         if request[CALLER] != STRANGER:
-            health["node_id"] = seen.identity()["node_id"]
+            health.node_id = seen.identity()["node_id"]
         else:
-            health["queue"] = {name: value for name, value in health["queue"].items() if name != "instances"}
-        return json_response(health, 200 if health.get("status") in _ABLE else 503)
+            health.queue.instances = UNSET
+        return json_response(health, 200 if health.status in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:
         """GET /healthz: answers while the process and its event loop run. Restart the node only if this fails."""
@@ -94,18 +129,17 @@ class OpsRoutes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 if the node can serve requests now, else 503 with the reasons."""
-        health = _for_caller(self._service.observation.health(), request)
-        status = health.get("status")
-        body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
-        return json_response(body, 200 if body["ready"] else 503)
+        health = _for_caller(self._observation.health(), request)
+        ready = Readiness(health.status in _ABLE, health.status, health.reasons)
+        return json_response(ready, 200 if ready.ready else 503)
 
     async def state(self, request: web.Request) -> web.Response:
         """GET /state"""
-        return json_response(self._service.observation.state())
+        return json_response(self._observation.state())
 
     async def topology(self, request: web.Request) -> web.Response:
         """GET /v1/topology"""
-        return json_response(self._service.observation.topology())
+        return json_response(self._observation.topology())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
@@ -119,21 +153,21 @@ class OpsRoutes:
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST /drain: finish running requests and accept no new ones."""
-        self._service.drain(on=True)
+        self._peers.drain_here(on=True)
         return await self.drain_state(request)
 
     async def undo_drain(self, request: web.Request) -> web.Response:
         """DELETE /drain: accept requests again."""
-        self._service.drain(on=False)
+        self._peers.drain_here(on=False)
         return await self.drain_state(request)
 
     async def drain_state(self, request: web.Request) -> web.Response:
         """GET /drain: whether the node drains, and the requests that are left."""
-        return json_response(self._service.observation.drain_state())
+        return json_response(self._observation.drain_state())
 
     async def queue(self, request: web.Request) -> web.Response:
         """GET /queue: the waiting and running requests of the rings whose driver is on this node."""
-        return json_response(self._service.observation.queue())
+        return json_response(self._observation.queue())
 
     async def recent_requests(self, request: web.Request) -> web.Response:
         """GET /requests/recent[?n=50]: the outcomes of the last requests with this node as entry peer; with a key of
@@ -141,23 +175,23 @@ class OpsRoutes:
         text = request.query.get("n", "50")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise InputError(f"n must be a whole number from 1 to 9999, not {quoted(text)}", param="n")
-        found = self._service.observation.recent_requests(int(text), request[CALLER].limited_to)
+        found = self._observation.recent_requests(int(text), request[CALLER].limited_to)
         return json_response({"requests": found})
 
     async def request_stats(self, request: web.Request) -> web.Response:
         """GET /requests/stats"""
-        return json_response(self._service.observation.request_stats())
+        return json_response(self._observation.request_stats())
 
     async def memory(self, request: web.Request) -> web.Response:
         """GET /memory[?scope=cluster]"""
         scope = request.query.get("scope", "node")
         if scope not in ("node", "cluster"):
             raise InputError(f"scope is {quoted(scope)}; it must be node or cluster", param="scope")
-        return json_response(self._service.observation.memory(whole_mesh=scope == "cluster"))
+        return json_response(self._observation.memory(whole_mesh=scope == "cluster"))
 
     async def memory_live(self, request: web.Request) -> web.Response:
         """GET /memory/live: the memory readings of the last 90 s."""
-        return json_response(self._service.observation.memory_live())
+        return json_response(self._observation.memory_live())
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; `replicas`: the number of instances to place."""
@@ -165,47 +199,43 @@ class OpsRoutes:
         body.model = await self._found(request, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:
-            made = await self._service.create_replicas(spec, body.replicas)
+            made = await self._instances.create_replicas(spec, body.replicas)
             return json_response({"object": "list", "data": made}, 201)
-        return json_response(await self._service.create_instance(spec), 201)
+        return json_response(await self._instances.create(spec), 201)
 
     async def previews(self, request: web.Request) -> web.Response:
         """GET /instance/previews?model=…: the possible placements for the query (see wishes.preview_spec)."""
         with errors_name(names_of_query(request.query)):
             spec = preview_spec(request.query)
             spec = replace(spec, model=await self._found(request, spec.model))
-            return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
+            return json_response({"model": spec.model, "previews": await self._instances.previews(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
         instance_id = request.match_info["id"]
-        found = _find(self._service.observation.state().get("view", {}).get("instances", []), instance_id)
+        placed = self._observation.state().view.instances
+        found = next((one for one in placed if one.id == instance_id), None)
         return _no_instance(instance_id) if found is None else json_response(found)
 
     async def delete_instance(self, request: web.Request) -> web.Response:
         """DELETE /instance/{id}"""
         instance_id = request.match_info["id"]
-        if not await self._service.delete_instance(instance_id):
+        if not await self._instances.delete(instance_id):
             return _no_instance(instance_id)
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
 
     async def _found(self, request: web.Request, name: str) -> str:
         """The name of a model that can be placed: a model of the mesh, or of the hub if the caller may download."""
-        name = await named_model(request, self._service, name)
-        return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
+        name = await named_model(request, self._models, name)
+        return (await find_model(self._models, name, may_download=request[CALLER].may_download)).name
 
 
-def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:
+def _for_caller(health: HealthReport, request: web.Request) -> HealthReport:
     """Remove names, paths and models from a health report for callers who may not call the API."""
     if request[CALLER] != STRANGER:
         return health
-    reasons = [{"code": reason["code"], "level": reason.get("level", "")} for reason in health.get("reasons", ())]
-    public = {name: value for name, value in health.items() if name not in ("peer_health", "instance_health")}
-    return {**public, "reasons": reasons}
-
-
-def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:
-    return next((instance for instance in instances if instance.get("id") == instance_id), None)
+    reasons = [ReasonReport(reason.code, reason.level) for reason in health.reasons]
+    return structs.replace(health, reasons=reasons, peer_health=UNSET, instance_health=UNSET)
 
 
 def _no_instance(instance_id: str) -> web.Response:

@@ -7,7 +7,7 @@ import re
 from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.errors import json_response
 from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, Route, RouteTable
 from exo_mesh.base.telemetry.log_ring import MAX_RECORDS
@@ -18,20 +18,20 @@ class PeerRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._peers = context.services.peers
 
     def table(self) -> RouteTable:
         """The routes."""
-        peer = {"node_id": "id or name of a peer; this node by default"}
+        peer = {"node_id": "name or id of a peer, or at least 4 digits of its id; this node by default"}
         # fmt: off
         return [
             Route(
-                "POST", ("/admin/drain",), self.drain, ADMIN, "Let a node accept no new requests", errors=(404, 503),
-                query=peer,
+                "POST", ("/admin/drain",), self.drain, ADMIN, "Let a node accept no new requests",
+                errors=(400, 404, 503), query=peer,
             ),
             Route(
                 "DELETE", ("/admin/drain",), self.undo_drain, ADMIN, "Let a node accept requests again",
-                errors=(404, 503), query=peer,
+                errors=(400, 404, 503), query=peer,
             ),
             Route(
                 "GET", ("/admin/log",), self.log, ADMIN, "The last log records of a node", errors=(400, 404, 503),
@@ -41,7 +41,7 @@ class PeerRoutes:
             Route("POST", ("/admin/awake",), self.awake, ADMIN, "Rejoin the mesh after /admin/sleep"),
             Route(
                 "POST", ("/admin/wake",), self.wake, ADMIN, "Wake the machine of a peer by Wake-on-LAN",
-                errors=(400, 404), query={"node_id": "id or name of a peer that this node has met"},
+                errors=(400, 404), query={"node_id": "name or id of a peer that this node has met"},
             ),
         ]
         # fmt: on
@@ -60,34 +60,25 @@ class PeerRoutes:
         wanted, text = request.query.get("node_id", ""), request.query.get("n", "100")
         if not re.fullmatch(r"[1-9][0-9]{0,2}", text) or int(text) > MAX_RECORDS:
             raise InputError(f"n must be a whole number from 1 to {MAX_RECORDS}, not {quoted(text)}", param="n")
-        found = await self._service.peer_desk.log(wanted, int(text))
-        return _no_peer(wanted) if found is None else json_response({"object": "list", "data": found})
+        return json_response({"object": "list", "data": await self._peers.log(wanted, int(text))})
 
     async def sleep(self, request: web.Request) -> web.Response:
         """POST /admin/sleep: announce the sleep; the node then stays silent until its machine has slept and woken, at
         most one minute."""
-        return json_response({"status": "asleep", "told": await self._service.sleeps.sleep()})
+        return json_response({"status": "asleep", "told": await self._peers.sleeps.sleep()})
 
     async def awake(self, request: web.Request) -> web.Response:
         """POST /admin/awake"""
-        self._service.sleeps.awake()
+        self._peers.sleeps.awake()
         return json_response({"status": "awake"})
 
     async def wake(self, request: web.Request) -> web.Response:
         """POST /admin/wake?node_id=…: send Wake-on-LAN from this node, and from peers in a network of that machine."""
-        wanted = request.query.get("node_id", "")
-        found = await self._service.sleeps.wake(wanted)
-        if found is None:
-            return plain_error("not_found", f"this node has never met a peer {quoted(wanted)}", "node_id")
+        found = await self._peers.sleeps.wake(request.query.get("node_id", ""))
         peer = found.peer
         status = "here" if found.is_here else "sent"
         return json_response({"status": status, "node_id": peer.id, "name": peer.name, "senders": list(found.senders)})
 
     async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
-        wanted = request.query.get("node_id", "")
-        node_id = await self._service.peer_desk.drain(wanted, on=on)
-        return json_response({"draining": on, "node_id": node_id}) if node_id else _no_peer(wanted)
-
-
-def _no_peer(wanted: str) -> web.Response:
-    return plain_error("not_found", f"no live peer {wanted[:80]}; GET /state lists the peers", "node_id")
+        node_id = await self._peers.drain(request.query.get("node_id", ""), on=on)
+        return json_response({"draining": on, "node_id": node_id})

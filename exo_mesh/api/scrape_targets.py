@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,6 +12,7 @@ from aiohttp import web
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.domain.reports import PeerReport, StateReport
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 """The only form of host that is accepted, because peers write their own records."""
@@ -29,7 +29,7 @@ class ScrapeTargetRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -46,32 +46,30 @@ class ScrapeTargetRoutes:
 
     async def targets(self, request: web.Request) -> web.Response:
         """GET /v1/prometheus/targets"""
-        return json_response(scrape_targets(self._service.observation.state()))
+        return json_response(scrape_targets(self._observation.state()))
 
 
-def scrape_targets(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One target for each live node that has an API, in the order of the peers in the state. state: as in GET
-    /state."""
-    own_id = state.get("node_id")
-    used = {link["to"]: link["address"] for link in state.get("links", ()) if link["from"] == own_id}
-    return list(_targets(state["view"]["peers"], used))
+def scrape_targets(state: StateReport) -> list[ScrapeTarget]:
+    """One target for each live node that has an API, in the order of the peers in the state."""
+    used = {link.to: link.address for link in state.links if link.source == state.node_id}
+    return list(_targets(state.view.peers, used))
 
 
-def _targets(peers: list[dict[str, Any]], used: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _targets(peers: list[PeerReport], used: Mapping[str, str]) -> Iterator[ScrapeTarget]:
     """Yields the targets. used: by peer id, the control address by which this node reaches the peer. The peer's API is
     on the same host, while the address that a peer with several networks announces first may be unreachable."""
     for peer in peers:
         try:
-            announced = urlsplit(peer["api_url"])
+            announced = urlsplit(peer.api_url)
             port = announced.port
         except ValueError:
             continue
-        host = used.get(peer["id"], "").rpartition(":")[0] or announced.netloc.rpartition(":")[0]
-        if peer["alive"] and port and announced.scheme in ("http", "https") and _HOST.fullmatch(host):
+        host = used.get(peer.id, "").rpartition(":")[0] or announced.netloc.rpartition(":")[0]
+        if peer.alive and port and announced.scheme in ("http", "https") and _HOST.fullmatch(host):
             labels = {
                 "__scheme__": announced.scheme,
-                "node": peer["name"],
-                "__meta_exo_mesh_node_id": peer["id"],
-                "__meta_exo_mesh_version": peer["version"],
+                "node": peer.name,
+                "__meta_exo_mesh_node_id": peer.id,
+                "__meta_exo_mesh_version": peer.version,
             }
-            yield {"targets": [f"{host}:{port}"], "labels": labels}
+            yield ScrapeTarget([f"{host}:{port}"], labels)

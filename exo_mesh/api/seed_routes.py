@@ -18,6 +18,7 @@ from exo_mesh.api.model_names import find_model, model_of_request, named_model
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import errors_name, instance_spec
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -66,7 +67,9 @@ class SeedRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
+        self._observation = context.services.observation
 
     def table(self) -> RouteTable:
         """The routes. They come before /instance/{id}, which would read `placement` as an id."""
@@ -74,7 +77,7 @@ class SeedRoutes:
         return [
             Route(
                 "POST", ("/place_instance",), self.place, ADMIN, "Place a model and wait until it is ready",
-                body=PlaceBody, status=201, errors=_PLACING,
+                body=PlaceBody, reply=InstanceReport, status=201, errors=_PLACING,
             ),
             Route(
                 "GET", ("/instance/placement",), self.placement, USE, "Preview of /place_instance; changes nothing",
@@ -82,7 +85,7 @@ class SeedRoutes:
             ),
             Route(
                 "POST", ("/model/load",), self.load, ADMIN, "Wait until a model has an instance",
-                body=ModelBody, errors=_PLACING,
+                body=ModelBody, reply=InstanceReport, errors=_PLACING,
             ),
             Route(
                 "POST", ("/model/unload",), self.unload, ADMIN, "Stop all instances of a model",
@@ -101,46 +104,46 @@ class SeedRoutes:
         """POST /place_instance"""
         body = decode_body(await self._read(request), PlaceBody)
         with errors_name(_OUR_NAMES):
-            return json_response(await self._service.create_instance(await self._spec(request, body)), 201)
+            return json_response(await self._instances.create(await self._spec(request, body)), 201)
 
     async def placement(self, request: web.Request) -> web.Response:
         """GET /instance/placement?model_id=…: preview one plan with its arithmetic; changes nothing."""
         wanted = _place_query(request)
         with errors_name(_OUR_NAMES):
-            return json_response(await self._service.preview_instance(await self._spec(request, wanted)))
+            return json_response(await self._instances.preview(await self._spec(request, wanted)))
 
     async def load(self, request: web.Request) -> web.Response:
         """POST /model/load: return the model's instance, or place one and wait for it."""
         name = await self._model(request)
         entry = await find_model(
-            self._service, choose_model(name, self._service.models()), may_download=request[CALLER].may_download
+            self._models, choose_model(name, self._models.all()), may_download=request[CALLER].may_download
         )
-        return json_response(await self._service.create_instance(InstanceSpec(entry.name)))
+        return json_response(await self._instances.create(InstanceSpec(entry.name)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """POST /model/unload: stop all instances of a model; without a name, of the only loaded model."""
         name = await self._model(request)
-        placed = self._instances()
-        models = {instance["model"] for instance in placed}
+        placed = self._observation.state().view.instances
+        models = {instance.model for instance in placed}
         if name is None and len(models) != 1:
             raise InputError(f"model_id is required, because {len(models)} models are loaded", param="model_id")
-        wanted = models.pop() if name is None else (await self._service.model(name)).name
-        ended = await self._end([one["id"] for one in placed if one["model"] == wanted])
+        wanted = models.pop() if name is None else (await self._models.named(name)).name
+        ended = await self._end([one.id for one in placed if one.model == wanted])
         if not ended:
             return plain_error("not_found", f"{wanted} has no instance; GET /state lists the instances", "model_id")
         return json_response({"model": wanted, "instances": ended, "unloaded": True})
 
     async def collect(self, request: web.Request) -> web.Response:
         """POST /model/gc"""
-        return json_response({"instances": await self._end(self._service.observation.idle_instances())})
+        return json_response({"instances": await self._end(self._observation.idle_instances())})
 
     async def node_id(self, request: web.Request) -> web.Response:
         """GET /node_id"""
-        return json_response(self._service.observation.identity()["node_id"])
+        return json_response(self._observation.identity()["node_id"])
 
     async def identity(self, request: web.Request) -> web.Response:
         """GET /node/identity"""
-        return json_response(self._service.observation.identity())
+        return json_response(self._observation.identity())
 
     async def _spec(self, request: web.Request, body: PlaceBody) -> InstanceSpec:
         """Translate the body to an InstanceSpec. Raises InputError naming the wrong field, or as find_model."""
@@ -149,8 +152,8 @@ class SeedRoutes:
             raise InputError(f"min_nodes must be between 1 and {most}", param="min_nodes")
         if body.sharding == "Tensor" and body.min_nodes == 1:
             raise InputError("sharding Tensor needs at least 2 nodes, but min_nodes is 1", param="min_nodes")
-        name = await named_model(request, self._service, body.model_id)
-        entry = await find_model(self._service, name, may_download=request[CALLER].may_download)
+        name = await named_model(request, self._models, body.model_id)
+        entry = await find_model(self._models, name, may_download=request[CALLER].may_download)
         wish = InstanceBody(model=entry.name, min_peers=body.min_nodes, exclude_peers=body.excluded_nodes)
         if body.sharding is not None:
             wish.tensor_group = (body.min_nodes or 2) if body.sharding == "Tensor" else 1
@@ -165,18 +168,14 @@ class SeedRoutes:
         if body.model is not None and body.model_id is not None:
             raise InputError("model and model_id are two names of the same field: send only one", param="model")
         name = body.model_id if body.model is None else body.model
-        return await model_of_request(request, self._service, name, self._context.options.defaults().model)
+        return await model_of_request(request, self._models, name, self._context.options.defaults().model)
 
     async def _read(self, request: web.Request) -> bytes:
         return await read_body(request, self._context.options.body_silence_s)
 
-    def _instances(self) -> list[dict[str, Any]]:
-        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
-        return placed
-
     async def _end(self, instance_ids: list[str]) -> list[str]:
-        """Stop these instances; returns the ids of those that still existed."""
-        return [one for one in instance_ids if await self._service.delete_instance(one)]
+        """Stop these instances; returns the ids that still existed."""
+        return [one for one in instance_ids if await self._instances.delete(one)]
 
 
 def _place_query(request: web.Request) -> PlaceBody:

@@ -15,17 +15,20 @@ class StopRoutes:
     """Each method answers one route. A node first answers the call, then finishes its streams, then stops."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._peers = context.services.peers
 
     def table(self) -> RouteTable:
         """The routes."""
-        peer = {"node_id": "id or name of a peer; this node by default"}
+        peer = {"node_id": "name or id of a peer, or at least 4 digits of its id; this node by default"}
         return [
             Route("POST", ("/quit",), self.quit, ADMIN, "Stop this node; from this machine only", status=202),
-            Route("POST", ("/admin/stop",), self.stop, ADMIN, "Stop a node", status=202, errors=(404, 503), query=peer),
+            Route(
+                "POST", ("/admin/stop",), self.stop, ADMIN, "Stop a node",
+                status=202, errors=(400, 404, 503), query=peer,
+            ),
             Route(
                 "POST", ("/admin/restart",), self.restart, ADMIN, "Restart a node",
-                status=202, errors=(404, 503), query=peer,
+                status=202, errors=(400, 404, 503), query=peer,
             ),
         ]  # fmt: skip
 
@@ -33,7 +36,7 @@ class StopRoutes:
         """POST /quit: stop this node, as SIGTERM does. For programs that started the node; only from this machine."""
         if not _is_loopback(request.remote):
             return plain_error("insufficient_permissions", "POST /quit works only from the node's own machine")
-        await self._service.stops.tell("", restart=False)
+        await self._peers.stops.tell("", restart=False)
         return json_response({"status": "stopping"}, 202)
 
     async def stop(self, request: web.Request) -> web.Response:
@@ -46,9 +49,7 @@ class StopRoutes:
 
     async def _stop(self, request: web.Request, *, restart: bool) -> web.Response:
         wanted = request.query.get("node_id", "")
-        node_id = await self._service.stops.tell(wanted, restart=restart)
-        if not node_id:
-            return plain_error("not_found", f"no live peer {wanted}; GET /state lists the peers", "node_id")
+        node_id = await self._peers.stops.tell(wanted, restart=restart)
         return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
 
 

@@ -101,7 +101,7 @@ class TextRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._instances = context.services.instances
         self._texts = context.texts
         self._prompts = PromptTokens(context)
 
@@ -139,7 +139,7 @@ class TextRoutes:
             message = "parse_special false is not supported: special tokens in a text are always recognised"
             raise InputError(message, param="parse_special")
         model, text = await self._prompts.model(request, body.model)
-        limit = await self._service.context_limit(model)
+        limit = await self._instances.context_limit(model)
         source: str | ChatPrompt | None = body.content if body.content is not None else body.prompt
         if body.messages is not None:
             subject = await run_apart(request, partial(_conversation, body, body.messages))
@@ -172,7 +172,7 @@ class TextRoutes:
     async def encode_chat(self, request: web.Request) -> web.Response:
         """POST /v1/chat/token/encode: the prompt and tokens for a body of /v1/chat/completions."""
         model, text, prompt = await self._chat_prompt(request)
-        limit = await self._service.context_limit(model)
+        limit = await self._instances.context_limit(model)
         ids = await self._prompts.encode(text, prompt, limit, "messages")
         return json_response(EncodedChat(len(prompt.text), len(ids), ids, prompt.text))
 

@@ -41,7 +41,7 @@ class TraceRoutes:
     """Each method answers one route. Callers who are not admins see only traces of their own requests."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._inspection = context.services.inspection
         self._desk = context.options.config
         self._body_silence_s = context.options.body_silence_s
 
@@ -83,7 +83,7 @@ class TraceRoutes:
         effective = self._desk.effective
         sample, origin = effective.now.trace_sample, effective.origin(SHARE)
         is_on = SHARE in self._desk.shared_texts and float(self._desk.shared_texts[SHARE]) > 0
-        export = self._service.inspection.trace_export
+        export = self._inspection.trace_export
         if export is not None and request[CALLER].role is not Role.ADMIN:
             export = {name: value for name, value in export.items() if name not in ("endpoint", "error")}
         found = {"object": "tracing", "enabled": is_on, "sample": sample, "origin": origin.partition(":")[0]}
@@ -101,12 +101,12 @@ class TraceRoutes:
 
     async def here(self, request: web.Request) -> web.Response:
         """GET /v1/traces"""
-        data = self._service.inspection.traces(request[CALLER].limited_to)
+        data = self._inspection.traces(request[CALLER].limited_to)
         return json_response({"object": "list", "data": data})
 
     async def everywhere(self, request: web.Request) -> web.Response:
         """GET /v1/traces/cluster: the traces of all peers; of peers that do not answer within 2 s only the name."""
-        found = await self._service.inspection.cluster_traces(request[CALLER].limited_to)
+        found = await self._inspection.cluster_traces(request[CALLER].limited_to)
         return json_response({"object": "list", **found})
 
     async def one(self, request: web.Request) -> web.Response:
@@ -137,11 +137,11 @@ class TraceRoutes:
         if len(body.trace_ids) > MAX_IDS:
             message = f"trace_ids has {len(body.trace_ids)} ids; at most {MAX_IDS} are allowed"
             raise InputError(message, param="trace_ids")
-        deleted = await self._service.inspection.delete_traces(None if body.all else body.trace_ids)
+        deleted = await self._inspection.delete_traces(None if body.all else body.trace_ids)
         return json_response({"object": "traces.deleted", **deleted})
 
     async def _found(self, request: web.Request) -> RequestTrace | None:
-        return await self._service.inspection.trace(request.match_info["id"], request[CALLER].limited_to)
+        return await self._inspection.trace(request.match_info["id"], request[CALLER].limited_to)
 
 
 def _not_found(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Reads the wishes for an instance from the body of `POST /instance` or the query of `GET /instance/previews`."""
+"""Parses the placement options of `POST /instance` and `GET /instance/previews`."""
 
 from __future__ import annotations
 
@@ -142,8 +142,6 @@ def _pin(stage: StageBody) -> Pin:
     pin = Pin(stage.peer, *stage.layers, stage.engine, stage.reserve_bytes)
     if stage.group is None:
         return pin
-    if stage.group.peers[:1] != [stage.peer]:
-        raise InputError(f"the peer of a stage must come first in its group, but {stage.peer} does not", param="stages")
     return replace(pin, group=tuple(stage.group.peers), group_backend=stage.group.backend)
 
 

@@ -30,7 +30,7 @@ VERBS = {
     "ps": "list the models that are loaded",
     "top": "live view of the mesh: peers, models, requests, memory",
     "models": "the same as list; `models add` and `models delete` make and delete model cards",
-    "engines": "engines installed on this machine, and the one that is used",
+    "engines": "engines installed on this machine, and the engine in use",
     "bench": "measure frames, a whole mesh, or the engines",
     "stop": "unload a model on all peers",
     "explain": "why the prompt of a request was computed again",

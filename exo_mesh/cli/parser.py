@@ -79,9 +79,11 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     for title, settings in GROUPS.items():
         for setting in settings:
             _add_setting(groups[title], setting)
-    for title, name in (("engines", "fast-synch"), ("models", "proportional-layers")):
-        dest, text = f"setting_{name.replace('-', '_')}", f"the same as --{name} off"
-        groups[title].add_argument(f"--no-{name}", dest=dest, action="append_const", const="off", help=text)
+    for setting in SETTINGS.values():
+        if setting.has_no_flag:
+            flag, text = setting.flag.replace("--", "--no-", 1), f"the same as {setting.flag} off"
+            dest = f"setting_{setting.name}"
+            groups[setting.group].add_argument(flag, dest=dest, action="append_const", const="off", help=text)
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
         groups["logging"].add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from exo_mesh.base.printable import escaped_json, printable
 from exo_mesh.base.telemetry.tables import columns
-from exo_mesh.mesh.membership.naming import told_apart
+from exo_mesh.domain.peer_names import told_apart
 
 if TYPE_CHECKING:
     from rich.console import Console

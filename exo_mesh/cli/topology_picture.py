@@ -28,9 +28,9 @@ def picture(
     peers = state["view"]["peers"]
     colour = {peer["id"]: COLOURS[index % len(COLOURS)] for index, peer in enumerate(peers)}
     parts: list[RenderableType] = [_peers(state, names, colour)]
-    if state.get("links"):
+    if state["links"]:
         parts.append(_links(state["links"], names, now))
-    if state.get("cables"):
+    if state["cables"]:
         parts.append(_cables(state["cables"], names))
     drawn = tokens_by_instance(state)
     for instance in state["view"]["instances"]:
@@ -46,8 +46,8 @@ def picture(
 def tokens_by_instance(state: Mapping[str, Any]) -> dict[str, int]:
     """Tokens sampled so far by instance, as the drivers report."""
     drawn: dict[str, int] = {}
-    for reading in state.get("telemetry", {}).values():
-        for instance_id, count in reading.get("tokens", {}).items():
+    for reading in state["telemetry"].values():
+        for instance_id, count in reading["tokens"].items():
             drawn[instance_id] = max(count, drawn.get(instance_id, 0))
     return drawn
 
@@ -57,11 +57,11 @@ def _peers(state: Mapping[str, Any], names: Mapping[str, str], colour: Mapping[s
     for title in ("peer", "engine", "memory", "", "load"):
         table.add_column(title, no_wrap=title != "")
     for peer in state["view"]["peers"]:
-        reading = state.get("telemetry", {}).get(peer["id"])
+        reading = state["telemetry"].get(peer["id"])
         name = Text(names[peer["id"]], style=colour[peer["id"]])
-        if peer["id"] == state.get("node_id"):
+        if peer["id"] == state["node_id"]:
             name.append(" (here)", style="dim")
-        engine = next((device["engine"] for device in peer.get("devices", ()) if device["engine"]), "none")
+        engine = next((device["engine"] for device in peer["devices"] if device["engine"]), "none")
         if reading is None:
             table.add_row(name, engine, Text("no reading yet", style="dim"), "", "")
             continue
@@ -90,10 +90,10 @@ def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str], now: fl
         table.add_column(title, no_wrap=True)
     for link in links:
         ends = f"{names.get(link['from'], link['from'][:8])} ↔ {names.get(link['to'], link['to'][:8])}"
-        rtt = link.get("rtt_ms")
+        rtt = link["rtt_ms"]
         table.add_row(
             ends,
-            Text(str(link.get("address", "")), style="dim"),
+            Text(link["address"], style="dim"),
             "?" if rtt is None else f"{rtt:.2f} ms",
             goodput_text(link, now),
         )
@@ -102,7 +102,7 @@ def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str], now: fl
 
 def goodput_text(link: Mapping[str, Any], now: float | None = None) -> str:
     """`88 MB/s, 3 min ago`: a short transfer on a busy machine says little, so its age belongs to it."""
-    if link.get("mb_per_s") is None:
+    if link["mb_per_s"] is None:
         return "?"
     at = link.get("mb_per_s_at")
     return f"{link['mb_per_s']:.0f} MB/s" + ("" if at is None or now is None else f", {ago(at, now)}")
@@ -130,12 +130,12 @@ def _instance(
     tokens: int | None,
     tokens_per_s: float | None,
 ) -> RenderableType:
-    owner = names.get(instance.get("owner", ""), str(instance.get("owner", ""))[:8])
+    owner = names.get(instance["owner"], instance["owner"][:8])
     head = Text.assemble(
         (instance["model"], "bold"),
         f"  instance {instance['id']}, ",
         (instance["state"], _STATES.get(instance["state"], "")),
-        (f", ballot {instance['ballot'][0]} of {owner}" if "ballot" in instance else "", "dim"),
+        (f", ballot {instance['ballot'][0]} of {owner}", "dim"),
     )
     if tokens is not None:
         head.append(f", {counted(tokens, 'token')}")
@@ -150,9 +150,9 @@ def _instance(
             layer_bar(stage["layers"], stages[-1]["layers"][1], style),
             f"layers {layers_text(stage['layers'])}",
             stage["engine"],
-            human_bytes(stage["reserve_bytes"]) if "reserve_bytes" in stage else "",
+            human_bytes(stage["reserve_bytes"]),
         )
-    why = [Text(f"  {instance['reason']}", style="dim")] if instance.get("reason") else []
+    why = [Text(f"  {instance['reason']}", style="dim")] if instance["reason"] else []
     return Group(head, table, *why, Text(""))
 
 
@@ -160,7 +160,7 @@ def _stage_name(stage: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """`studio`, or for a tensor group `studio + mini (jaccl)`."""
     group = stage.get("group")
     if not group:
-        return names.get(stage["peer"], str(stage["peer"])[:8])
+        return names.get(stage["peer"], stage["peer"][:8])
     return f"{' + '.join(names.get(peer, peer[:8]) for peer in group['peers'])} ({group['backend']})"
 
 

@@ -1,4 +1,4 @@
-"""Builds a node and its HTTP API from the settings. Only here are the concrete parts named."""
+"""Builds a node and its HTTP API from the settings."""
 
 from __future__ import annotations
 
@@ -103,8 +103,14 @@ class RunningNode:
             self._socket = self._bind_api()
             self._ollama_socket = self._bind_ollama()
         read_memory = reader_for(settings.override_memory_bytes, settings.fake_mem_file)
-        self._node = Node(settings, origins=self._loaded.origins, registry=self._registry, memory_reader=read_memory)
-        self._follow_logs(self._node)
+        self._node = Node(
+            settings,
+            origins=self._loaded.origins,
+            on_settings=self._follow_logs,
+            registry=self._registry,
+            memory_reader=read_memory,
+        )
+        self._follow_logs(self._node.shared.effective.now)
         self._phases.done("settings")
         await self._node.start(self._phases)
         if settings.grpc_port not in (0, self._node.grpc_port):
@@ -128,7 +134,7 @@ class RunningNode:
                 web_tools=self._web_tools,
                 image_trail=_image_trail(settings),
             )
-            runner = app_runner(build_app(self._node, options))
+            runner = app_runner(build_app(self._node.services, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
             self._api = ApiServer(runner, bounds, self._tls)
             await self._api.start(*filter(None, (self._socket, self._ollama_socket)))
@@ -137,13 +143,10 @@ class RunningNode:
         self._phases.done("API")
         self._log_ready()
 
-    def _follow_logs(self, node: Node) -> None:
+    def _follow_logs(self, settings: Settings) -> None:
         """Applies the log settings in force, also when the mesh changes them later."""
-        logs = self._logs
-        if logs is not None:
-            effective = node.shared.effective
-            effective.on_change = lambda settings: logs.follow(settings.log_format, settings.log_level)
-            effective.on_change(effective.now)
+        if self._logs is not None:
+            self._logs.follow(settings.log_format, settings.log_level)
 
     def _log_ready(self) -> None:
         """Logs how long the start took and where the API is."""
@@ -162,7 +165,7 @@ class RunningNode:
         assert self._node is not None, "the node has been started"
         own = self._node.membership.own
         state = self._node.observation.state()
-        reading = state["telemetry"].get(own.id, {})
+        reading = state.telemetry.get(own.id)
         engine, reason = _chosen(self._registry, self._settings.engine)
         url = self._url(_local_host(self._settings.host))
         return NodeFacts(
@@ -174,8 +177,8 @@ class RunningNode:
             api_url=url,
             engine=engine,
             engine_reason=reason,
-            usable_bytes=reading.get("usable_bytes", 0),
-            total_bytes=reading.get("total_bytes", 0),
+            usable_bytes=reading.usable_bytes if reading else 0,
+            total_bytes=reading.total_bytes if reading else 0,
             models=own.models,
             namespace=own.namespace,
             mesh_is_open=not self._settings.secret,
@@ -183,7 +186,7 @@ class RunningNode:
             access=self._policy.describe() if self._socket is not None else "",
             needs_key=self._socket is not None and not self._policy.is_open,
             tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
-            notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
+            notes=(*self._notes, *(str(reason.message) for reason in state.health.reasons)),
             page_url="" if self._settings.headless or not url else f"{url}/",
             health_url=url and f"{url}/health",
             started_s=round(self._phases.total_s, 3),
@@ -194,18 +197,18 @@ class RunningNode:
         """The state of the started node in one line, for the process that supervises it, such as systemd."""
         assert self._node is not None, "the node has been started"
         health = self._node.observation.health()
-        reasons = "; ".join(reason["message"] for reason in health["reasons"])
-        num_instances = len(self._node.observation.state()["view"]["instances"])
+        reasons = "; ".join(str(reason.message) for reason in health.reasons)
+        num_instances = len(self._node.observation.state().view.instances)
         api = self._url(_local_host(self._settings.host)) or "no API"
-        found = f"{counted(health['peers'] - 1, 'other peer')}; {counted(num_instances, 'instance')}"
-        line = f"{health['status']}; {api}; {found}"
+        found = f"{counted(health.peers - 1, 'other peer')}; {counted(num_instances, 'instance')}"
+        line = f"{health.status}; {api}; {found}"
         return f"{line} ({reasons})" if reasons else line
 
     async def asked_to_stop(self) -> str:
         """Waits until a peer or a caller of the API stops or restarts the node; returns "stop" or "restart"."""
         assert self._node is not None, "the node has been started"
-        await self._node.stops.asked.wait()
-        return "restart" if self._node.stops.wants_restart else "stop"
+        await self._node.peers.stops.asked.wait()
+        return "restart" if self._node.peers.stops.wants_restart else "stop"
 
     async def finish(self) -> None:
         """Lets running streams finish; see Node.finish."""
@@ -337,8 +340,8 @@ def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -
 
 
 def check_options(registry: Registry, settings: Settings) -> None:
-    """Checks the options of engines: one of the engines in use must accept those of --engine-option, and the engine
-    that --server-option names must accept its own. Raises ConfigError."""
+    """Checks the options of engines: an engine in use must accept each --engine-option, and the engine that
+    --server-option names must accept its own. Raises ConfigError."""
     servers = [name for name, provider in registry.providers.items() if provider.kind == "whole-model"]
     for key in settings.server_options:
         if not key.startswith(tuple(f"{name}." for name in servers)):

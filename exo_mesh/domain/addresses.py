@@ -187,7 +187,7 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 TYPICAL_BYTES = 64 * 1024
 """Size of the round trip that a path's cost is computed for: a few decode rows, or a piece of a prefill chunk."""
 SWITCH_BELOW = 0.7
-"""A working path is replaced only by one that costs less than this share of it: Wi-Fi figures vary by a third."""
+"""A working path is replaced only by a path that costs less than this share of it: Wi-Fi figures vary by a third."""
 MIN_GAIN_MS = 0.3
 """A working path is replaced only if the new one saves this much: paths on one LAN differ by less."""
 _STEP = math.log(1.5)

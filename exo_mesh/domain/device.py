@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from exo_mesh.base.versions import ProtocolRange
-from exo_mesh.domain.health import Reason
+from exo_mesh.domain.addresses import MAX_MACS, valid_macs
+from exo_mesh.domain.fields import Absent, Cut, Else, FirstBytes, SentAs, Size, Tidied
+from exo_mesh.domain.health import MAX_REASONS, Reason
 from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
-from exo_mesh.domain.shard import KeptLayers
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, ModelSpeeds
-from exo_mesh.domain.whole.served import ServedModel
+from exo_mesh.domain.shard import KeptLayers, KeptOfModel
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS, ModelSpeeds
+from exo_mesh.domain.whole.served import MAX_SERVED, ServedModel
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 ACTIVATION_FORMAT = "act:v1"
 """The tag of a peer whose engines pass activations on as raw little-endian rows, which another engine can read."""
 
+MAX_ITEMS = 1024
+"""Most addresses, models or engines of one peer; the rest is cut off, so that one peer cannot fill the others'
+memory."""
+
+MAX_REASON = 256  # characters
+
+MAX_HOPS = 16
+
+MAX_NAMES_BYTES = 64 * 1024
+"""Most bytes of model names that one peer publishes, so that its hello stays below the limit for strangers."""
+
+MAX_ENGINES = 32
+"""Most engines of one peer with details beyond their names, and most dtypes of one engine."""
+
+MAX_PORTS = 32
+"""Most Thunderbolt ports of one peer; a Mac Studio has six."""
+
+ModelNames = Annotated[tuple[str, ...], Cut(MAX_ITEMS), FirstBytes(MAX_NAMES_BYTES)]
+Word = Annotated[str, Cut(64)]
 
 FULL, API, EDGE = "full", "api", "edge"
 
@@ -43,10 +65,10 @@ def why_no_layers(role: str, max_memory_bytes: int | None) -> str:
 class EngineInfo:
     """An engine that can run on a peer. compute: the hardware that it uses. dtypes: of activations that it accepts."""
 
-    name: str
-    compute: str
-    version: str = ""
-    dtypes: tuple[str, ...] = ()
+    name: Word
+    compute: Annotated[str, Cut(32)]
+    version: Annotated[str, Cut(128)] = ""
+    dtypes: Annotated[tuple[str, ...], Cut(MAX_ENGINES)] = ()
 
     @property
     def tag(self) -> str:
@@ -69,12 +91,12 @@ class Device:
 
     kind: str
     name: str
-    engines: tuple[str, ...]
+    engines: Annotated[tuple[str, ...], Cut(MAX_ITEMS)]
     engine: str
     cores: int = 0
-    details: tuple[EngineInfo, ...] = ()
+    details: Annotated[tuple[EngineInfo, ...], Cut(MAX_ENGINES)] = ()
     memory_bytes: int = 0
-    why: str = ""
+    why: Annotated[str, Cut(MAX_REASON)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +109,11 @@ class RdmaPort:
     Thunderbolt Bridge, which passes packets from one port to the others.
     """
 
-    device: str
+    device: Word
     active: bool
-    uuid: str
-    other_uuid: str = ""
-    speed: str = ""
+    uuid: Word
+    other_uuid: Word = ""
+    speed: Word = ""
     max_queue_pairs: int = 0
     bridged: bool = False
 
@@ -104,11 +126,15 @@ class StaticRank:
     there is none.
     """
 
-    group: str
+    group: Word
     rank: int
     size: int
-    backend: str
-    rdma: tuple[str | None, ...] = ()
+    backend: Annotated[str, Cut(16)]
+    rdma: Annotated[tuple[Annotated[str | None, Cut(64)], ...], Cut(MAX_PORTS)] = ()
+
+
+def _valid_port(port: int) -> int:
+    return port if port < 65_536 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +153,34 @@ class PeerInfo:
     unverified: models that it has parts of and may run, but has not yet compared with the digests of the files.
     """
 
-    id: str
+    id: Annotated[str, Size(64, least=1)]
     incarnation: int
-    name: str
-    version: str
+    name: Annotated[str, Cut(256)]
+    version: Word
     protocol: int
     namespace: str
-    addresses: tuple[str, ...]
+    addresses: Annotated[tuple[str, ...], Cut(MAX_ITEMS)]
     api_url: str = ""
-    devices: tuple[Device, ...] = ()
-    models: tuple[str, ...] = ()
-    model_engines: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    rdma_ports: tuple[RdmaPort, ...] = ()
+    devices: Annotated[tuple[Device, ...], Cut(MAX_ITEMS)] = ()
+    models: ModelNames = ()
+    model_engines: Annotated[
+        tuple[tuple[str, Annotated[tuple[str, ...], Cut(MAX_ENGINES)]], ...],
+        Cut(MAX_ITEMS),
+        FirstBytes(MAX_NAMES_BYTES),
+    ] = ()
+    rdma_ports: Annotated[tuple[RdmaPort, ...], Cut(MAX_PORTS)] = ()
     static_rank: StaticRank | None = None
-    fetches: str = ""
-    files_port: int = 0
-    partial_models: tuple[str, ...] = ()
+    fetches: Annotated[str, Else("", FETCHES)] = ""
+    files_port: Annotated[int, Tidied(_valid_port)] = 0
+    partial_models: ModelNames = ()
     has_store: bool = False
     newest_protocol: int = 0
-    macs: tuple[str, ...] = ()
-    role: str = FULL
-    served: tuple[ServedModel, ...] = ()
+    macs: Annotated[tuple[str, ...], Cut(MAX_MACS), Tidied(valid_macs)] = ()
+    role: Annotated[str, Else(FULL, ROLES), Absent(FULL)] = FULL
+    served: Annotated[tuple[ServedModel, ...], Cut(MAX_SERVED)] = ()
     engine_speeds: ModelSpeeds = ()
-    on_disk: tuple[tuple[str, tuple[KeptLayers, ...]], ...] = ()
-    unverified: tuple[str, ...] = ()
+    on_disk: Annotated[tuple[KeptOfModel, ...], Cut(MAX_MODELS)] = ()
+    unverified: ModelNames = ()
 
     @property
     def protocols(self) -> ProtocolRange:
@@ -210,18 +240,21 @@ class PeerInfo:
 class HopReading:
     """The path to another peer, as the reporting peer measured it; 0: not measured. mb_per_s: 10^6 bytes."""
 
-    peer_id: str
+    peer_id: Word
     rtt_ms: float = 0.0
     mb_per_s: float = 0.0
-    kind: str = ""
+    kind: Annotated[str, Cut(16)] = ""
+
+
+Counts = Annotated[Mapping[str, int], Cut(MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRequests:
     """The requests of a peer's clients. running: by instance; awaited: instances for whose recovery a request waits."""
 
-    running: Mapping[str, int] = field(default_factory=dict)
-    awaited: frozenset[str] = frozenset()
+    running: Counts = field(default_factory=dict)
+    awaited: Annotated[frozenset[str], Cut(MAX_ITEMS)] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +280,21 @@ class Telemetry:
     total_bytes: int
     reserved_bytes: int
     load: float = 0.0
-    s_per_gb: Mapping[str, float] = field(default_factory=dict)
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    outstanding: Mapping[str, int] = field(default_factory=dict)
-    reasons: tuple[Reason, ...] = ()
+    s_per_gb: Annotated[Mapping[str, float], Cut(MAX_ITEMS)] = field(default_factory=dict)
+    tokens: Counts = field(default_factory=dict)
+    outstanding: Counts = field(default_factory=dict)
+    reasons: Annotated[tuple[Reason, ...], Cut(MAX_REASONS)] = ()
     keys_digest: int = 0
     fetch_room_bytes: int = 0
     capacity_bytes: int = 0
     headroom_bytes: int | None = None
     temperature_c: float = 0.0
     power_w: float = 0.0
-    frames: Mapping[str, int] = field(default_factory=dict)
-    is_draining: bool = False
-    hops: tuple[HopReading, ...] = ()
-    hardware: HardwareReading = NO_HARDWARE
-    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    frames: Counts = field(default_factory=dict)
+    is_draining: Annotated[bool, SentAs("draining")] = False
+    hops: Annotated[tuple[HopReading, ...], Cut(MAX_HOPS)] = ()
+    hardware: Annotated[HardwareReading, Absent(NO_HARDWARE)] = NO_HARDWARE
+    prompt_tokens: Counts = field(default_factory=dict)
     entry_requests: EntryRequests | None = None
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    slots: Mapping[str, int] = field(default_factory=dict)
+    waiting: Counts = field(default_factory=dict)
+    slots: Counts = field(default_factory=dict)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from exo_mesh.domain.fields import Cut, Else, SentAs
+from exo_mesh.domain.health import MAX_TEXT
 
 
 class DownloadState(StrEnum):
@@ -39,16 +42,16 @@ class DownloadInfo:
     this download.
     """
 
-    model: str
-    state: DownloadState
+    model: Annotated[str, Cut(256)]
+    state: Annotated[DownloadState, Else(DownloadState.PENDING)]
     done_bytes: int = 0
     total_bytes: int = 0
     bytes_per_s: float = 0.0
     eta_s: float = 0.0
     layers: tuple[int, int] = (0, 0)
-    is_whole: bool = False
-    reason: str = ""
-    remedy: str = ""
+    is_whole: Annotated[bool, SentAs("whole")] = False
+    reason: Annotated[str, Cut(MAX_TEXT)] = ""
+    remedy: Annotated[str, Cut(MAX_TEXT)] = ""
     from_hub_bytes: int = 0
     from_peers_bytes: int = 0
 

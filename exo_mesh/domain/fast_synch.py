@@ -9,12 +9,13 @@ for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import msgspec
 
 VARIABLE = "MLX_METAL_FAST_SYNCH"
 
 
-class FastSynch(NamedTuple):
+class FastSynch(msgspec.Struct, frozen=True):
     """The decision. value: of the variable for a runner, None to leave it unset. why: the reason, for people."""
 
     value: str | None

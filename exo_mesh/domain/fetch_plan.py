@@ -89,6 +89,6 @@ def _cells(missing: Spans, others: Iterable[Spans]) -> list[Span]:
 
 
 def _fetcher_of(cell: Span, sought: Mapping[str, Spans], hub_users: Collection[str]) -> str | None:
-    """Returns the peer that fetches a cell from the hub, among those that want it; None if none may use the hub."""
+    """Returns the peer that fetches a cell from the hub, among the peers that want it; None if none may use the hub."""
     able = sorted(peer_id for peer_id, spans in sought.items() if peer_id in hub_users and common((cell,), spans))
     return able[cell[0] // BLOCK_BYTES % len(able)] if able else None

@@ -103,7 +103,7 @@ def pools_to_try(context_limit: int) -> tuple[int, ...]:
 
 
 def pools_to_pin(context_limit: int) -> tuple[int, ...]:
-    """Every pool that a plan can have: those of `roomiest_pool`, and those of `pools_to_try`; largest first."""
+    """Every pool that a plan can have, from `roomiest_pool` and `pools_to_try`; largest first."""
     full, *single = pools_to_try(context_limit)
     return (*(times * full for times in POOL_TIMES), full, *single)
 

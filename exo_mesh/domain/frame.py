@@ -130,10 +130,6 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sequences: tuple[int, ...]
 
 
-class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The ring ends after this frame."""
-
-
 class UnknownOp(msgspec.Struct, frozen=True):
     """An operation of a newer version, kept as received so that it can be passed on. The first field of an operation is
     its sequence; an operation without one must not be sent to a stage that does not know it."""
@@ -148,7 +144,7 @@ class UnknownOp(msgspec.Struct, frozen=True):
         return (self.name, self.sequence, *self.fields)
 
 
-Op = Insert | Copy | Remove | Keep | StoreKv | ReadAhead | ListDisk | ShowImage | Retain | Shutdown
+Op = Insert | Copy | Remove | Keep | StoreKv | ReadAhead | ListDisk | ShowImage | Retain
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

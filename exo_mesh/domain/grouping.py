@@ -201,7 +201,7 @@ def joined_as_named(
     absent = [peer_id[:8] for peer_id in names if peer_id not in by_id]
     if absent:
         known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
-        raise InputError(f"{', '.join(absent)} cannot take part (those that can: {known})", param="groups")
+        raise InputError(f"{', '.join(absent)} cannot take part (peers that can: {known})", param="groups")
     groups = [[by_id[peer_id].running(engine or by_id[peer_id].engine) for peer_id in group] for group in wish.members]
     for group in groups:
         if fault := group_fault(group, wish, facts):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from exo_mesh.domain.fields import Cut, Else
 
 MAX_REASONS = 16
 """Most reasons that one peer reports about itself."""
@@ -26,15 +29,12 @@ _ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One problem. code: a stable word. message: what is wrong, with the numbers. remedy: what the reader can do."""
+    """One problem. code: a stable word. message: the problem, with the numbers. remedy: the reader's next step."""
 
-    code: str
-    level: HealthLevel
-    message: str
-    remedy: str = ""
-
-    def describe(self) -> dict[str, str]:
-        return {"code": self.code, "level": str(self.level), "message": self.message, "remedy": self.remedy}
+    code: Annotated[str, Cut(64)]
+    level: Annotated[HealthLevel, Else(HealthLevel.DEGRADED)]
+    message: Annotated[str, Cut(MAX_TEXT)]
+    remedy: Annotated[str, Cut(MAX_TEXT)] = ""
 
 
 def worst(reasons: Iterable[Reason]) -> HealthLevel:

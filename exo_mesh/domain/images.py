@@ -97,8 +97,8 @@ class Picture:
 
 
 def content_of_prompt(tokens: Sequence[int], pictures: Sequence[PictureSpec]) -> list[int]:
-    """What decides the KV of the first positions of a prompt: their token ids, and for an image what it shows instead.
-    tokens: all of the prompt, or its beginning."""
+    """The content that decides the KV of a prompt's first positions: token ids, and in place of an image's ids its
+    digest. tokens: all of the prompt, or its beginning."""
     found = list(tokens)
     for picture in pictures:
         found[picture.start : picture.stop] = picture.words()[: max(0, min(len(tokens), picture.stop) - picture.start)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.peer_names import matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class CardRules:
 
     backends: a peer needs one of them; () allows every engine. preferred: the most wanted first; a ring uses others
     only if it has to. min_memory_bytes: the least memory of a peer's device. max_context: most tokens of context for an
-    instance whose request and settings name no limit. excluded: names or ids of peers that never run the model.
+    instance whose request and settings name no limit. excluded: the peers that never run the model, see
+    peer_names.matching.
     """
 
     backends: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ class CardRules:
     excluded: tuple[str, ...] = ()
 
     def allowed(self, info: PeerInfo, engines: Iterable[str]) -> tuple[str, ...]:
-        """Those of a peer's engines that the card allows; the preferred ones first."""
+        """A peer's engines that the card allows; the preferred ones first."""
         able = [engine for engine in engines if not self.backends or _tags(info, engine) & set(self.backends)]
         return tuple(sorted(able, key=lambda engine: self.rank(info, engine)))
 
@@ -111,7 +113,7 @@ class CardRules:
     def why_not(self, info: PeerInfo, memory_bytes: int) -> str:
         """Explains why a peer may not run the model, whatever its engines; "" if it may. memory_bytes: of its device;
         0 if unknown."""
-        if {info.id, info.name} & set(self.excluded):
+        if any(matching(text, [info]) for text in self.excluded):
             return "is excluded by the card"
         if memory_bytes < self.min_memory_bytes:
             return f"has less memory than the {self.min_memory_bytes / 2**30:g} GiB that the card asks for"

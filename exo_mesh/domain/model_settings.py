@@ -11,7 +11,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_STOP_IDS = 1000
 
 _NESTED = ("text_config", "llm_config", "language_config")
-"""Names under which the settings of a language model are nested in those of a model with other parts."""
+"""Names under which the settings of a language model are nested in the settings of a model with other parts."""
 
 _OFF_AT_ZERO = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping")
 _OFF_BELOW_ZERO = ("bos_token_id", "eos_token_id", "pad_token_id")

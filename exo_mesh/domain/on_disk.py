@@ -24,7 +24,7 @@ Ring = list[tuple[Candidate, range]]
 
 @dataclass(frozen=True, slots=True)
 class _KeptPart:
-    """A stage that could be made from what is on a disk. tokens: of KV in its files. keys: of these files, see
+    """A stage that could be made from files on a disk. tokens: of KV in its files. keys: of these files, see
     KeptLayers. is_fetched: whether files of the model would have to be fetched for it."""
 
     peer: Candidate
@@ -38,7 +38,8 @@ class _KeptPart:
 def kept_rings(
     card: ModelCard, groups: Sequence[Group], size: int, context_limit: int, around: Surroundings
 ) -> Iterator[tuple[Ring, int]]:
-    """Yields the rings of `size` stages that use what is on disks, with the KV pool that fits; the most useful first.
+    """Yields the rings of `size` stages that use KV or weights on disks, with the KV pool that fits; the most useful
+    first.
 
     A ring is useful if each stage finds KV of the same prompts in its files, or if some peer lacks files of the model
     and no stage of the ring does. More KV is better, then fewer stages that fetch files. The order does not depend on

@@ -58,7 +58,7 @@ def solve_pinned(
     for pin in pins:
         if pin.peer_id not in by_id:
             known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
-            raise _pins_refused(card, f"{pin.peer_id[:8]} is pinned but cannot take part (those that can: {known})")
+            raise _pins_refused(card, f"{pin.peer_id[:8]} is pinned but cannot take part (peers that can: {known})")
     members = [_with_engine(card, by_id[pin.peer_id], pin.engine) for pin in pins]
     _refuse_mixing(card, members, around, mixing)
     _refuse_cuts(card, pins, members, around)

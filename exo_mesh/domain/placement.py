@@ -54,8 +54,8 @@ STABLE_SHARE = 0.9
 the model with this share too."""
 
 NEARLY_AS_FAST = 1.25
-"""A ring whose KV is on disks is kept if its steps take at most this many times as long as those of the fastest ring:
-two measurements of one machine differ by as much, and computing a prompt again takes as long as many steps."""
+"""A ring whose KV is on disks is kept if its steps take at most this many times as long as the fastest ring's: two
+measurements of one machine differ by as much, and computing a prompt again takes as long as many steps."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
 
@@ -268,7 +268,7 @@ def _fastest_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """Returns the fastest ring among those of `rings_by_speed`, and its KV pool."""
+    """Returns the fastest ring of `rings_by_speed`, and its KV pool."""
     goal = _GOALS[policy]
     for pool_tokens in pools_to_try(context_limit):
         best: tuple[tuple[float, float], Ring] | None = None
@@ -300,7 +300,8 @@ def _kept_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """Returns the ring that uses most of what is on disks, with its KV pool; None if none is as good as the chosen one.
+    """Returns the ring that makes most use of files on disks, with its KV pool; None if none is as good as the chosen
+    one.
 
     It holds the same context and has as many stages as the chosen one, or up to `most_stages`. With measured speeds and
     a policy that wants speed, it is at most NEARLY_AS_FAST times as slow; with even layers it has the same cuts.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from exo_mesh.domain.fields import Flat, Printable
 from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.whole.served import SERVED_DIGEST
@@ -19,7 +20,7 @@ class Ballot(msgspec.Struct, frozen=True, order=True):
     because each stage compares it for each frame."""
 
     counter: int
-    proposer: str
+    proposer: Annotated[str, Printable()]
 
     def next_for(self, proposer: str) -> Ballot:
         """Returns the lowest ballot of `proposer` that is higher than this one."""
@@ -35,7 +36,7 @@ NO_BALLOT = Ballot(0, "")
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One position in the ring: which peer runs which shard with which engine, and what it must reserve.
+    """One position in the ring: which peer runs which shard with which engine, and the memory that it must reserve.
 
     group: the ranks, if several peers form this stage; `peer_id` is then the leader, and every rank reserves
     `reserve_bytes`. Raises ValueError if another peer is the leader.
@@ -97,7 +98,7 @@ class Plan:
     model_digest: str
     stages: tuple[StagePlan, ...]
     context_limit: int
-    inputs: PlanInputs
+    inputs: Annotated[PlanInputs, Flat()]
     pool_tokens: int = 0
     activation_dtype: str = ""
     pool_sequences: int = 0
@@ -155,16 +156,3 @@ class Plan:
         del fields["inputs"]["on_disk"]
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Returns the stages as plain JSON values, for people."""
-        return [
-            {
-                "peer": stage.peer_id,
-                "engine": stage.engine,
-                "layers": [stage.shard.start, stage.shard.stop],
-                "reserve_bytes": stage.reserve_bytes,
-                **({} if stage.group is None else {"group": stage.group.describe()}),
-            }
-            for stage in self.stages
-        ]

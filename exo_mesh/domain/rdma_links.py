@@ -72,7 +72,7 @@ def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
 
 
 def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
-    """Lists the groups from hostfiles of which every rank is present, each in the order of its ranks."""
+    """Lists the groups from hostfiles whose ranks are all present, each in the order of its ranks."""
     by_group: dict[str, dict[int, PeerInfo]] = defaultdict(dict)
     for peer in sorted(peers, key=lambda peer: peer.id):
         rank = peer.static_rank

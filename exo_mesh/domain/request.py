@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding.spec import MAX_WIDTH, EmbedSpec
+from exo_mesh.domain.fields import Clamped, Cut, Flat, Newer, NotSent, Range, Size, Tidied
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.images import Picture, pictures_defect
+from exo_mesh.domain.model_settings import MAX_TOKEN_ID
 from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage
 
 
@@ -23,6 +26,21 @@ class FinishReason(StrEnum):
 FLEX_PRIORITY = -11
 """Of requests with the service tier "flex": below every priority that a client can name."""
 
+MAX_PRIORITY = 10
+MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 1e-3
+MAX_MARKER_IDS = 256
+"""Most token ids that begin and end a thought."""
+
+MAX_SHOWN = 16
+"""Most tokens of a kept sequence that a driver may show."""
+
+TokenIds = Annotated[tuple[int, ...], Range(0, MAX_TOKEN_ID)]
+_Share = Annotated[float, Range(0.0, 1.0)]
+_AnyFinite = Annotated[float, Range(-math.inf, math.inf)]
+_Hash = Annotated[bytes, Size(sizes=(0, 32))]
+_Word = Annotated[str, Cut(64)]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -35,16 +53,16 @@ class SamplingParams:
     likeliest alternatives come with each token (0 to 20).
     """
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0.0, math.inf)] = 1.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_p: _Share = 1.0
+    min_p: _Share = 0.0
+    repetition_penalty: Annotated[float, Range(MIN_REPETITION_PENALTY, math.inf)] = 1.0
+    presence_penalty: _AnyFinite = 0.0
+    frequency_penalty: _AnyFinite = 0.0
+    logit_bias: tuple[tuple[int, _AnyFinite], ...] = ()
     seed: int = 0
-    logprobs: int | None = None
+    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     repetition_window: int = 0
 
 
@@ -55,11 +73,13 @@ class ThinkingBudget:
     start_ids: the tokens that begin a thought in the output; empty if the prompt has begun it. Neither marker counts.
     """
 
-    end_ids: tuple[int, ...]
+    end_ids: TokenIds
     tokens: int
-    start_ids: tuple[int, ...] = ()
+    start_ids: TokenIds = ()
 
     def __post_init__(self) -> None:
+        if len(self.end_ids) + len(self.start_ids) > MAX_MARKER_IDS:
+            raise ValueError(f"end_ids and start_ids have more than {MAX_MARKER_IDS} token ids")
         if not self.end_ids or self.tokens < 0:
             raise ValueError(f"a thinking budget needs tokens >= 0 and end_ids: {self.tokens}, {list(self.end_ids)}")
 
@@ -92,62 +112,62 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     min_tokens: int = 0
-    resume_ids: tuple[int, ...] = ()
-    client: str = ""
-    priority: int = 0
-    trace_id: str = ""
+    resume_ids: TokenIds = ()
+    client: _Word = ""
+    priority: Annotated[int, Clamped(FLEX_PRIORITY, MAX_PRIORITY)] = 0
+    trace_id: _Word = ""
     """Not empty: the driver records every lap of this request, for people."""
-    span_id: str = ""
+    span_id: Annotated[str, NotSent()] = ""
     """Its own span in the trace, 16 hex digits; empty: derived from its ids. Only the entry peer knows this field and
     the two after it."""
-    parent_span_id: str = ""
+    parent_span_id: Annotated[str, NotSent()] = ""
     """The caller's span; empty if the trace begins here."""
-    trace_state: str = ""
+    trace_state: Annotated[str, NotSent()] = ""
     """The caller's tracestate, which exported spans carry."""
     resumed: bool = False
     """The request was accepted on an earlier ring, so it does not queue again."""
-    key_hash: bytes = b""
+    key_hash: _Hash = b""
     """Hash of the client's Idempotency-Key, under which the answer is kept for a while; empty without a key."""
-    fingerprint: bytes = b""
+    fingerprint: _Hash = b""
     """Digest of what the client asked for: one key is valid for one request."""
-    key_id: str = ""
+    key_id: Annotated[str, NotSent()] = ""
     """The API key that the request was sent with; empty without one. Only the entry peer knows it."""
-    names: tuple[str, ...] = ()
+    names: Annotated[tuple[str, ...], NotSent()] = ()
     """Other ids of the request that the client saw (the id of the reply, the x-request-id), by which it can be
     cancelled and its trace found. Only the entry peer knows them."""
-    share_id: str = ""
+    share_id: Annotated[str, Cut(256)] = ""
     """Not empty: running requests with the same share_id compute an equal prompt once (rings/serving/choices.py)."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     """None: not wanted. Else the log-probability of every prompt token but the first comes before the first output
     token, each with this many of the likeliest alternatives (0 to 20)."""
     grammar: GrammarSpec | None = None
     """Restricts the output from its first token on. The output ends where the grammar is complete; stop_ids can be
     drawn only where it may end, or where the grammar names them."""
     thinking: ThinkingBudget | None = None
-    begins_with: str = ""
+    begins_with: Annotated[str, Size(64 << 10)] = ""
     """The tokens after resume_ids spell this text, and may spell more with the last of them."""
     text: TextInput | None = None
     """What the client asked for, as text. A request for a model without a tokenizer in the mesh has no prompt_ids."""
-    bridge: TextBridge | None = field(default=None, compare=False, repr=False)
+    bridge: Annotated[TextBridge | None, NotSent()] = field(default=None, compare=False, repr=False)
     """Set for a request as ids and as text. Only the entry peer knows it."""
-    tally: Tally | None = field(default=None, compare=False, repr=False)
+    tally: Annotated[Tally | None, NotSent()] = field(default=None, compare=False, repr=False)
     """Set for a request that is a part of a call: the call is recorded, and not each request. Only the entry peer knows
     it."""
     embed: EmbedSpec | None = None
     """Set: the result is one vector of the prompt, and nothing is drawn."""
-    is_kept: bool = True
+    is_kept: Annotated[bool, NotSent()] = True
     """Whether stages may keep its KV after its end, for later prompts."""
-    cache_scope: bytes = b""
-    """Not empty: what is kept of it is used only by requests with the same scope, and it uses only theirs."""
-    pictures: tuple[Picture, ...] = ()
+    cache_scope: Annotated[bytes, Cut(64)] = b""
+    """If not empty, the request shares kept KV only with requests of the same scope, in both directions."""
+    pictures: Annotated[tuple[Picture, ...], NotSent()] = ()
     """The images of the prompt, in order. Their tokens in prompt_ids are placeholders."""
-    keep_alive_s: float | None = None
+    keep_alive_s: Annotated[float | None, NotSent()] = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""
 
@@ -216,6 +236,12 @@ class PromptLogprobs:
     entries: tuple[PromptLogprob, ...]
 
 
+def _whole_floats(values: bytes) -> bytes:
+    if len(values) % 4:
+        raise ValueError(f"a vector of {len(values)} bytes is not one of float32 values")
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """The output token number `index` of a request, or its end.
@@ -231,11 +257,11 @@ class TokenEvent:
     token_id: int | None
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
+    finish: Annotated[FinishReason | None, Newer()] = None
     piece: TextPiece | None = None
-    usage: TextUsage | None = None
+    usage: Annotated[TextUsage | None, Flat()] = None
     cached: int = 0
-    vector: bytes | None = None
+    vector: Annotated[bytes | None, Size(4 * MAX_WIDTH, least=4), Tidied(_whole_floats)] = None
     respelling: Respelling | None = None
 
 
@@ -262,7 +288,7 @@ class PrefixReport:
     common: tokens that both begin with; theirs: what follows there, if it is of the same client (is_own)."""
 
     common: int
-    theirs: tuple[int, ...] = ()
+    theirs: Annotated[tuple[int, ...], Cut(MAX_SHOWN)] = ()
     is_own: bool = False
 
 

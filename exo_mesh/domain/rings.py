@@ -31,7 +31,7 @@ MIXING = ("auto", "never", "always")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that has the model on disk, what it could reserve now, and the engine that it would use.
+    """A peer that has the model on disk, the memory that it could reserve now, and the engine that it would use.
 
     s_per_gb: measured time of a decode step per 1e9 bytes of weights, or None. others: further engines that could run
     the model there, best first. builds: the build of each engine there, which decides how it computes. group: set if
@@ -128,7 +128,7 @@ NOTHING_KNOWN = Surroundings()
 
 
 def by_tier(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-    """Yields the candidates to try in turn: those of the lowest tier, then with each further tier, at last all."""
+    """Yields the candidates to try in turn: the lowest tier, then with each further tier, at last all."""
     for tier in sorted({candidate.tier for candidate in candidates}):
         yield [candidate for candidate in candidates if candidate.tier <= tier]
 
@@ -197,7 +197,7 @@ def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
 
 
 def is_meant(group: Group, ring: Sequence[Candidate]) -> bool:
-    """Whether a ring belongs to its group: it contains what is required, and a mixed group yields only mixed rings,
+    """Whether a ring belongs to its group: it contains all required peers, and a mixed group yields only mixed rings,
     because rings of one engine come from groups of their own."""
     if any(candidate.required and candidate not in ring for candidate in group):
         return False

@@ -1,11 +1,21 @@
-"""The layer range of a model that a stage holds, or of which a machine has something on its disk."""
+"""Layer ranges of a model: held by a stage, or partly on a machine's disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Annotated
+
+from exo_mesh.domain.fields import Absent, Cut, Only, Printable, Tidied
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
 
 MAX_KEYS = 4
-"""Most file keys of one KeptLayers: those of the files that were used last."""
+"""Most file keys of one KeptLayers: the keys of the last used files."""
+
+MAX_KEPT = 32
+"""Most parts of one model that a peer can have on its disk; the rest is cut off."""
+
+MAX_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeptLayers:
-    """Layers `[start, stop)` of a model of which a peer has something on its disk: KV, or their weights.
+    """Layers `[start, stop)` of a model with KV or weights on a peer's disk.
 
     tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;
     0: this is about weights. engine, activation_dtype: what computed the KV, and for which kind of ring; see
@@ -55,11 +65,30 @@ class KeptLayers:
     and from peers of older versions.
     """
 
-    engine: str
+    engine: Annotated[str, Printable(MAX_NAME_CHARS)]
     start: int
     stop: int
     tokens: int = 0
-    activation_dtype: str = ""
+    activation_dtype: Annotated[str, Printable(MAX_NAME_CHARS)] = ""
     rank: int = 0
-    size: int = 1
-    keys: tuple[int, ...] = ()
+    size: Annotated[int, Absent(1)] = 1
+    keys: Annotated[tuple[int, ...], Cut(MAX_KEYS)] = ()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are layers, and the rank is one of the group."""
+        return self.start < self.stop and self.rank < self.size
+
+    @property
+    def tidied(self) -> KeptLayers:
+        """The same with its keys in order, each once, and without keys if it is about weights."""
+        return replace(self, keys=tuple(sorted(set(self.keys))) if self.tokens else ()) if self.keys else self
+
+
+Kept = Annotated[
+    tuple[Annotated[KeptLayers, Tidied(attrgetter("tidied"))], ...], Cut(MAX_KEPT), Only(attrgetter("is_possible"))
+]
+"""Parts of one model as a peer may send them."""
+
+KeptOfModel = tuple[Annotated[str, Printable(DIGEST_CHARS)], Kept]
+"""The first DIGEST_CHARS characters of a model's digest, and the parts of that model."""

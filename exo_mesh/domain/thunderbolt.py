@@ -129,7 +129,7 @@ def _bus(entry: Mapping[str, Any]) -> Bus | None:
 
 
 def parse_sw_vers(text: str) -> tuple[str, str]:
-    """Returns (version, build) of macOS, "" for what is missing."""
+    """Returns (version, build) of macOS, each "" if missing."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return values.get("ProductVersion", "").strip(), values.get("BuildVersion", "").strip()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
+from exo_mesh.domain.fields import Absent, Else, SentAs, Size
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.shared.settings import SharedSettings
 
@@ -54,12 +55,12 @@ class InstanceInfo:
     """
 
     plan: Plan
-    state: InstanceState
+    state: Annotated[InstanceState, Else(InstanceState.LOADING)]
     endpoints: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     reason: str = ""
-    adopted: Ballot = NO_BALLOT
-    is_auto: bool = False
+    adopted: Annotated[Ballot, Absent(NO_BALLOT)] = NO_BALLOT
+    is_auto: Annotated[bool, SentAs("automatic")] = False
 
     @property
     def ballot(self) -> Ballot:
@@ -71,12 +72,13 @@ class InstanceInfo:
 class CardInfo:
     """A custom model card, as the text of its TOML file; readers validate it."""
 
-    toml: str
+    toml: Annotated[str, Size(MAX_CARD_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignInfo:
-    """A record of a kind that only newer versions know, as the received bytes. It is kept to be passed on."""
+    """A record that this version cannot read, as the received bytes: of a kind that only newer versions know, or beyond
+    a bound. It is kept to be passed on."""
 
     content: bytes
 
@@ -95,17 +97,41 @@ KINDS = frozenset({"peer", "instance", "download", "card", "settings"})
 """Kinds of records that this version reads."""
 
 
+T = TypeVar("T")
+
+
+class Unread(Generic[T]):
+    """What a peer sent, as it came: it is passed on unchanged, and read when somebody first looks at `value`."""
+
+    __slots__ = ("_read", "_value", "data")
+
+    def __init__(self, data: bytes, read: Callable[[bytes], T]) -> None:
+        self.data = data
+        self._read: Callable[[bytes], T] | None = read
+        self._value: T
+
+    @property
+    def value(self) -> T:
+        if self._read is not None:
+            self._value, self._read = self._read(self.data), None
+        return self._value
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One version of one record; `value` is None exactly if the record is deleted."""
+    """One version of one record. content: None exactly if the record is deleted."""
 
     key: RecordKey
     version: int
-    value: RecordValue | None
+    content: RecordValue | Unread[RecordValue] | None
+
+    @property
+    def value(self) -> RecordValue | None:
+        return self.content.value if isinstance(self.content, Unread) else self.content
 
     @property
     def deleted(self) -> bool:
-        return self.value is None
+        return self.content is None
 
 
 class View:
@@ -123,7 +149,7 @@ class View:
         """Rises whenever a record of shared settings changes."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
-        """Adopts newer records and returns those that changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
+        """Adopts newer records and returns the changed ones. Owners over MAX_RECORDS_PER_OWNER get no new keys.
         Deletions among them count as made at `now`."""
         changed = []
         for record in records:
@@ -187,7 +213,7 @@ class View:
         return sorted(values, key=lambda peer: peer.id)
 
     def instances(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) per instance id, sorted by id: of several records the one with the highest ballot."""
+        """(owner, instance) per instance id, sorted by id: the record with the highest ballot."""
         best: dict[str, tuple[str, InstanceInfo]] = {}
         for record in self._live():
             if isinstance(record.value, InstanceInfo):
@@ -212,7 +238,7 @@ class View:
         return sorted(found, key=lambda one: one[:2])
 
     def shared_settings(self) -> list[tuple[str, SharedSettings]]:
-        """(owner, what it shares) of every live settings record, by owner."""
+        """(owner, shared settings) of every live settings record, by owner."""
         found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, SharedSettings)]
         return sorted(found, key=lambda one: one[0])
 

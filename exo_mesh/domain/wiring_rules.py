@@ -16,7 +16,7 @@ MAX_MESH_RANKS = 8
 """Most ranks of MLX's JACCL over a full mesh; its source calls the constant MESH_MAX_PEERS."""
 
 MLX_VARIABLES = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING")
-"""The variables by which MLX forms a process's group. A runner gets those of its own rank and no others."""
+"""The variables by which MLX forms a process's group. A runner gets the variables of its own rank and no others."""
 
 RING_VERBOSE = "MLX_RING_VERBOSE"
 """If set, MLX's ring backend says on standard error how its ranks connect."""
@@ -38,7 +38,7 @@ def wiring_obstacle(backend: GroupBackend, endpoints: Sequence[str], rdma: RdmaM
 
 
 def rdma_obstacle(backend: GroupBackend, size: int, rdma: RdmaMatrix) -> str:
-    """Says what is wrong with the devices by which `size` ranks reach each other over RDMA; "" if nothing is."""
+    """Says why `size` ranks cannot reach each other over their RDMA devices; "" if they can."""
     if backend == "jaccl" and size > MAX_MESH_RANKS:
         return f"JACCL joins at most {MAX_MESH_RANKS} ranks in a mesh, not {size}"
     if len(rdma) != size:

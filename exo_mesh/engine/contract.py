@@ -407,8 +407,8 @@ class ChecksOptions(Protocol):
     """Optional part of a provider that knows its engine options without its library."""
 
     def check_options(self, options: Mapping[str, str]) -> None:
-        """Raises InputError for an unknown option, value or combination (LoadRequest.options), and names what is
-        supported. A node calls this at its start, so that no request is the first to find out."""
+        """Raises InputError for an unknown option, value or combination (LoadRequest.options), and names the supported
+        ones. A node calls this at its start, so that no request is the first to find out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def installed(library: str) -> str:
 def too_old(
     extra: str = "", floors: Iterable[Floor] | None = None, version_of: Callable[[str], str] = installed
 ) -> str:
-    """A sentence about the libraries of an extra (by default those of the node) that are too old; "" if there are none.
+    """A sentence about too old libraries of an extra (by default the node's); "" if there are none.
 
     A missing library is not named: the code that needs it reports it.
     """

@@ -80,7 +80,8 @@ def lower_quartile(seconds: Sequence[float]) -> float:
 
 
 def slices_to_time(bounds: Sequence[int], piece_bytes: Sequence[int]) -> tuple[range, range, range]:
-    """Returns the layers of three slices: a long one and a shorter one that end with the model, and one before the end.
+    """Returns the layers of three slices: a long and a shorter slice that end with the model, and a slice before the
+    end.
 
     bounds: 0, the legal cuts, and the number of layers. piece_bytes[i]: bytes from bounds[i] to bounds[i + 1]. The
     longer slice may be equal to the shorter one, and the last one to the first, for a model that has only one piece.

@@ -10,8 +10,8 @@ from exo_mesh.errors import MeshError
 
 
 def describe_engines(engine: str = "auto", options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Every installed engine, by name. `chosen` marks the one that `--engine auto` takes. engine, options: settings of
-    a node."""
+    """Every installed engine, by name. `chosen` marks the engine that `--engine auto` takes. engine, options: settings
+    of a node."""
     registry = load_registry().configured(engine, options or {})
     try:
         chosen = registry.choose().name

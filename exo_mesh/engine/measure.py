@@ -27,7 +27,7 @@ ROWS = (1, 2, 4, 8, 16)
 DEPTH = 64
 """Positions that each sequence holds while its decode steps are timed."""
 PREFILLS = (32, 64, 128, 256)
-"""Prompt lengths; a slow machine is measured with the longest one that fits its share of the budget."""
+"""Prompt lengths; a slow machine is measured with the longest that fits its share of the budget."""
 PREFILL_CHUNK = 512
 """The scheduler's default size of a prompt chunk."""
 BUDGET_S = 2.0
@@ -103,7 +103,7 @@ def open_loop(provider: EngineProvider, model_dir: Path, options: Mapping[str, s
 
 
 def decode_bytes(card: ModelCard, held_bytes: int) -> int:
-    """The part of held_bytes that a decode step reads: everything but the embedding, of which it reads one row."""
+    """The part of held_bytes that a decode step reads: everything but the embedding, where it reads one row."""
     read = sum(card.layer_bytes) + card.head_bytes
     total = sum(card.layer_bytes) + card.head_bytes + (0 if card.tied else card.embed_bytes)
     return held_bytes * read // total

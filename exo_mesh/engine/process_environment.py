@@ -1,4 +1,4 @@
-"""The environment in which engines compute: that of stages, and of children that measure engines. Pure.
+"""The environment in which engines compute, in stages and in children that measure engines. Pure.
 
 Threads of OpenBLAS and OpenMP wait for more work in a loop before they sleep, for 100 ms and longer by default. A stage
 of a ring waits most of the time, and other stages, the node and other programs need the cores meanwhile. Measured with

@@ -1,4 +1,4 @@
-"""Counts the positions that sequences hold together: those of copies, which begin with what their source has. Pure.
+"""Counts the positions that sequences hold together: a copy shares the beginning of its source. Pure.
 
 The driver, every stage and engines that only count keep one each, from the same operations in the same order. The
 driver and the stages begin again with every plan.

@@ -13,7 +13,8 @@ SEQUENCE = -1
 """No request has this number."""
 
 PROMPT_TOKENS = 16
-"""Tokens of the made-up prompt on a GPU: enough for the kernels of prompts, which differ from those of one token."""
+"""Tokens of the made-up prompt on a GPU: enough for the kernels of prompts, which differ from the kernels of one
+token."""
 
 CPU_TOKENS = 2
 """The same on a CPU, where nothing is compiled and each token costs as much time as in an answer: a stage that replaces

@@ -17,7 +17,7 @@ from exo_mesh.engine.contract import Availability, LoadProgress
 
 @dataclass(frozen=True, slots=True)
 class WholeLoadRequest:
-    """The model that an engine must make ready. options: those of the engine's `ModelServer.look`."""
+    """The model that an engine must make ready. options: as for the engine's `ModelServer.look`."""
 
     model: ServedModel
     options: Mapping[str, str] = field(default_factory=dict)

@@ -113,7 +113,7 @@ def accelerator_for(compute: Compute, machine: Machine, system: MemoryReading) -
 
 
 def nvidia_reading(gpus: Sequence[NvidiaGpu], system: MemoryReading) -> MemoryReading:
-    """Memory of the first GPU, which is the one that engines use."""
+    """Memory of the first GPU, which engines use."""
     gpu = gpus[0]
     if gpu.total_bytes is None or gpu.free_bytes is None:
         return replace(system, why=f"{gpu.name} shares {system.why}")
@@ -124,7 +124,7 @@ def nvidia_reading(gpus: Sequence[NvidiaGpu], system: MemoryReading) -> MemoryRe
 
 
 def amd_reading(gpu: AmdGpu, system: MemoryReading) -> MemoryReading:
-    """Memory of a card; for an APU, its carve-out and what it maps of the system's memory."""
+    """Memory of a card; for an APU, its carve-out and the system memory that it maps."""
     free = max(0, gpu.vram_total - gpu.vram_used)
     own = int(VRAM_SHARE * gpu.vram_total)
     if not gpu.is_apu(system.total_bytes):
@@ -140,7 +140,7 @@ def amd_reading(gpu: AmdGpu, system: MemoryReading) -> MemoryReading:
 
 
 def apple_reading(system: MemoryReading, wired_limit_bytes: int | None) -> MemoryReading:
-    """Unified memory: what is available, up to what Metal may wire."""
+    """Unified memory: the available bytes, up to the limit that Metal may wire."""
     if wired_limit_bytes:
         return replace(system, ceiling_bytes=wired_limit_bytes, why="unified memory up to iogpu.wired_limit_mb")
     ceiling = int(APPLE_SHARE * system.total_bytes)

@@ -61,7 +61,7 @@ class SleepLock:
         self._idle_since: float | None = None
         self._refused_at: float | None = None
         self._next = 0
-        """Index of the command to try next; a refused command leads to the one after it."""
+        """Index of the command to try next; a refused command leads to the next one."""
 
     @property
     def is_held(self) -> bool:

@@ -70,7 +70,7 @@ class Disk:
 
     @property
     def floor_bytes(self) -> int:
-        """What is always left free."""
+        """Bytes that are always left free."""
         return min(FLOOR_BYTES, int(FLOOR_SHARE * self.total_bytes))
 
     def has_room(self, num_bytes: int) -> bool:
@@ -124,7 +124,7 @@ class Disk:
                 probe.unlink(missing_ok=True)
 
     def problem(self) -> Reason | None:
-        """Returns what is wrong with the disk now, or None."""
+        """Returns the problem of the disk now, or None."""
         total, free = self._look()
         room = f"{_megabytes(free)} of {_megabytes(total)} are free at {self.home}"
         full = bool(total) and free < self.floor_bytes

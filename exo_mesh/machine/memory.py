@@ -26,7 +26,8 @@ _CGROUP_FILES = {  # by version: (limit, usage, entry of memory.stat for cache t
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """The memory of a device (the machine, the container, or a GPU): all bytes, and those that a new process could get.
+    """The memory of a device (the machine, the container, or a GPU): all bytes, and the bytes that a new process could
+    get.
 
     ceiling_bytes: what all models together may use, if less than all. headroom_bytes: what is left free; None for the
     rule above. why: the origin of the figures, for people. wired_bytes: what cannot be swapped, if the system reports

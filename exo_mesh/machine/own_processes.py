@@ -68,7 +68,7 @@ def home_of(cmdline: Sequence[str], environ: Mapping[str, str], default: str) ->
 
 
 def own_processes(default_home: Path, home: Path | None = None) -> list[OwnProcess]:
-    """Lists every exo-mesh process but this one, nodes first; with `home` only those of that node."""
+    """Lists every exo-mesh process but this one, nodes first; with `home` only the processes of that node."""
     found = {process.pid: process for process in _found(str(default_home))}
     listed = []
     for process in found.values():

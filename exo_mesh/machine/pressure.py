@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class PressureLevel(IntEnum):
-    """How short memory is. OK: work normally. WARN: accept no new requests beside those that run. CRITICAL: pause the
+    """How short memory is. OK: work normally. WARN: accept no new requests beside the running ones. CRITICAL: pause the
     newest request."""
 
     OK = 0
@@ -159,8 +159,7 @@ class MemoryMonitor:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that KV may still use: what is available without the weights to be loaded, down to the warning
-        limit."""
+        """Bytes that KV may still use: available memory without the weights to be loaded, down to the warning limit."""
         return max(0, self.last.available_bytes - self._needs().loading_bytes - self.floors.warn_bytes)
 
     def describe(self) -> dict[str, object]:

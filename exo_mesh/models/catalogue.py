@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
-from exo_mesh.base.printable import printable_values, quoted
 from exo_mesh.base.tasks import SharedCalls
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
+from exo_mesh.errors import MeshError, ModelError, UnknownModelError
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import describe_model
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.models.served import ServedModels, served_card
 from exo_mesh.weights.fetched import read_manifest
 from exo_mesh.weights.model_files import one_line
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_REMOTE_CARDS = 1024
 
@@ -39,23 +35,6 @@ CLOSE_S = 3.0
 """How long a stopping node waits for the model that is being read."""
 
 _log = logging.getLogger(__name__)
-
-
-def card_to_json(card: ModelCard) -> bytes:
-    return json.dumps(asdict(card), separators=(",", ":")).encode()
-
-
-def card_from_json(text: bytes) -> ModelCard:
-    """Reads a card from a peer. Raises ModelError if it is not valid: placement computes with every field."""
-    try:
-        card = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelCard)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"a peer sent a model card that this version cannot read: {exc}") from exc
-    sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
-    kv_bytes = (card.kv_bytes_per_token, *card.kv_layer_bytes, *card.kv_fixed_bytes)
-    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, *kv_bytes) < 0:
-        raise ModelError(f"a peer sent a card of {quoted(card.name, 80)} with impossible sizes")
-    return card
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +80,7 @@ class Catalogue:
 
     @property
     def partial_names(self) -> tuple[str, ...]:
-        """Models of which this machine has config, tokenizer and headers, but not all weights."""
+        """Models with config, tokenizer and headers on this machine, but not all weights."""
         return tuple(name for name in self._local if name in self._partial)
 
     @property
@@ -205,13 +184,9 @@ class Catalogue:
         """Returns the other live peers that have the model on disk, or at least config, tokenizer and headers."""
         return [peer.id for peer in self._membership.peers if peer.info.knows(name)]
 
-    async def describe(self, name: str) -> pb.DescribeModelReply:
-        """Answers a peer that asks for a card."""
-        try:
-            card = await asyncio.to_thread(self._store.card, name)
-        except MeshError as exc:
-            return pb.DescribeModelReply(found=False, error_code=exc.code, error_message=str(exc))
-        return pb.DescribeModelReply(found=True, card_json=card_to_json(card))
+    def file_card(self, name: str) -> ModelCard:
+        """Blocking. Like local_card, for a model whose files are here."""
+        return self._store.card(name)
 
     async def rescan(self, *, is_first: bool = False) -> bool:
         """Scans the disk again, for at most LOOK_S, or START_LOOK_S; True if the models there have changed.
@@ -308,11 +283,9 @@ class Catalogue:
             if peer is None:
                 continue
             try:
-                reply = await peer.client.describe_model(name)
-                if reply.found:
-                    self._remote[name] = replace(card_from_json(reply.card_json), name=name)
-                    return
-                failure = error_from_code(reply.error_code, reply.error_message)
+                card = await describe_model(self._membership.calls, peer.id, name)
+                self._remote[name] = replace(card, name=name)
+                return
             except MeshError as exc:
                 failure = exc
         raise failure or unknown_model(name, self._known_names())

@@ -136,10 +136,6 @@ class EngineSpeeds:
         """By engine: the speed, or None if the measurement failed. Engines that were not measured are missing."""
         return {engine: kept.speed for engine, kept in self._found.get(digest, {}).items()}
 
-    def is_put_off(self, digest: str) -> bool:
-        """Whether a model could not be measured at the last look; see RETRY_S."""
-        return digest in self._later
-
     def ordered(self, model: str, engines: tuple[str, ...], num_chosen: int = 0) -> tuple[str, ...]:
         """Orders engines for a model by measured speed. The first `num_chosen` were chosen by the operator and stay."""
         kept = self._found.get(self._digests.get(model, ""), {})
@@ -160,8 +156,8 @@ class EngineSpeeds:
         return tuple(item for item in found if item[1])[-MAX_PUBLISHED:]
 
     async def keep(self, needs: SpeedNeeds) -> None:
-        """Measures what is wished for and what is placed, whenever this machine is quiet. Runs until cancelled; returns
-        at once if measuring is off."""
+        """While this machine is idle, measures requested and placed models. Runs until cancelled; returns at once if
+        measuring is off."""
         if not self._is_on:
             return
         await asyncio.to_thread(self._read_all, needs)

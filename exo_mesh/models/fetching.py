@@ -200,8 +200,8 @@ class Fetcher:
         word: Word = "",
         edges: Mapping[str, tuple[int, ...]] = NO_EDGES,
     ) -> tuple[str, ...]:
-        """Compares those of the files of which only parts are here with the digests of the whole files; returns those
-        that could not be checked. on_wrong: called with the name of a file with wrong bytes, before they are replaced.
+        """Compares the files that are here only in part with the digests of the whole files; returns the files that
+        could not be checked. on_wrong: called with the name of a file with wrong bytes, before they are replaced.
         uses_hub, word, edges: see Verify.
 
         Raises FetchError, also if no source has the right bytes.
@@ -346,7 +346,7 @@ class Fetcher:
             asked.answer.set_result(answer)
 
     async def _go_on_without(self, child: _Child) -> None:
-        """Sends the requests of a crashed child to another child, or fails those that were sent too often."""
+        """Sends the requests of a crashed child to another child, or fails requests that were sent too often."""
         code = child.process.returncode
         if self._asked:
             words = f": {child.last_words[-1][:300]}" if child.last_words else ""

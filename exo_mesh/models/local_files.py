@@ -186,8 +186,8 @@ class LocalFiles:
         return {file: spans for file, spans in missing.items() if spans}
 
     def unverified(self, name: str, layers: Layers) -> dict[str, bool]:
-        """Returns the fetched files with bytes for these layers of which not all that is here was checked, and whether
-        their digests are known. Raises as `pieces`."""
+        """Returns the fetched files of these layers with unchecked bytes, and whether their digests are known. Raises
+        as `pieces`."""
         manifest = _manifest_of(name, self.model_dir(name))
         if manifest is None:
             return {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.errors import MeshError
+from exo_mesh.domain.peer_names import matching, peer_named
+from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import describe_files
 from exo_mesh.settings.config import ConfigError, Settings
 
 GIB = 2**30
@@ -15,9 +17,9 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """The rules for the store. is_here: this node hosts the store. host: name or id of the peer that hosts it; ""
-    accepts any peer with a store. may_ask_hub: models that the store does not have may be fetched from the hub.
-    keep_bytes: limit for idle staged copies, None: no limit."""
+    """The rules for the store. is_here: this node hosts the store. host: the peer that hosts it, by what
+    peer_names.matching takes; "" accepts any peer with a store. may_ask_hub: models that the store does not have may be
+    fetched from the hub. keep_bytes: limit for idle staged copies, None: no limit."""
 
     is_enabled: bool = True
     is_here: bool = False
@@ -26,11 +28,11 @@ class StoreRules:
     keep_bytes: int | None = 40 * GIB
 
     @staticmethod
-    def of(settings: Settings, own_id: str) -> StoreRules:
+    def of(settings: Settings, own: PeerInfo) -> StoreRules:
         """Reads the rules from the settings. If store_host names another node, --store has no effect here, because it
         may stand in a shared config.toml. Raises ConfigError if the directory of the store does not exist: its disk may
         not be mounted, and an empty store would make all peers delete their copies."""
-        is_named = settings.store_host in ("", settings.name, own_id)
+        is_named = not settings.store_host or bool(matching(settings.store_host, [own]))
         is_here = settings.store_enabled and settings.store is not None and is_named
         if is_here and settings.store is not None and not settings.store.is_dir():
             raise ConfigError(
@@ -65,7 +67,8 @@ class MeshStore:
 
     @property
     def host(self) -> PeerInfo | None:
-        """This node or a live peer; of several stores, the store of the lowest peer id."""
+        """This node or a live peer; of several stores, the store of the lowest peer id. None if several stores have
+        the name of the setting."""
         if self.rules.is_here:
             return self._membership.own
         peer = self.remote
@@ -77,8 +80,21 @@ class MeshStore:
         if self.rules.is_here or not self.rules.is_enabled:
             return None
         stores = [peer for peer in self._membership.peers if peer.info.has_store]
-        named = [peer for peer in stores if self.rules.host in ("", peer.id, peer.info.name)]
-        return min(named, key=lambda peer: peer.id, default=None)
+        if not self.rules.host:
+            return min(stores, key=lambda peer: peer.id, default=None)
+        named = matching(self.rules.host, [peer.info for peer in stores])
+        return self._membership.peer(named[0].id) if len(named) == 1 else None
+
+    def require_host(self) -> PeerInfo:
+        """The host. Raises NotReadyError if it is not in the mesh, and InputError if several stores have its name."""
+        if (host := self.host) is not None:
+            return host
+        stores = [peer.info for peer in self._membership.peers if peer.info.has_store]
+        if self.rules.host and matching(self.rules.host, stores):
+            return peer_named(self.rules.host, stores, "store_host")
+        raise NotReadyError(
+            f"the host of the model store, {self.rules.host}, is not in the mesh; start it and try again"
+        )
 
     def staged_from(self, model: str) -> str:
         """Returns the id of the host, if a copy of this model made here now would be a staged one; else ""."""
@@ -92,6 +108,6 @@ class MeshStore:
         if host is None or not host.info.has_store or host.info.knows(model):
             return False
         try:
-            return not (await host.client.describe_files(model)).found
+            return await describe_files(self._membership.calls, host.id, model) is None
         except MeshError:
             return False

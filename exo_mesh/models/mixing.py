@@ -15,9 +15,7 @@ import msgspec
 
 from exo_mesh.domain.agreement import (
     AgreementVerdict,
-    RangeReport,
     Report,
-    TensorShape,
     common_dtype,
     compare,
     ranges_to_test,
@@ -26,13 +24,12 @@ from exo_mesh.domain.device import DTYPE_TAGS
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import ModelSurvey
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import MeshError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.selftests import MAX_RANGES, SelfTests
+from exo_mesh.models.calls import self_test
+from exo_mesh.models.selftests import MAX_RANGES
 from exo_mesh.models.surveys import Surveys, write_kept
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2
 
 MAX_KEPT = 512
 """Most verdicts on disk and in memory; the oldest are deleted first."""
@@ -66,14 +63,12 @@ class Mixing:
         self,
         membership: Membership,
         surveys: Surveys,
-        here: SelfTests,
         cache_dir: Path,
         disk: Disk | None = None,
     ) -> None:
         self._disk = disk or Disk(cache_dir)
         self._membership = membership
         self._surveys = surveys
-        self._here = here
         self._cache_dir = cache_dir
         self._known: dict[str, Tried] = {}
         self._failed: dict[str, tuple[str, float]] = {}
@@ -155,38 +150,8 @@ class Mixing:
         return Tried(verdict, {one.build: reports[0].native_dtype, other.build: reports[1].native_dtype})
 
     async def _report(self, card: ModelCard, candidate: Candidate, ranges: Sequence[tuple[int, int]]) -> Report:
-        request = pb.SelfTestRequest(
-            model=card.name,
-            model_digest=card.digest,
-            engine=candidate.engine,
-            ranges=[pb.LayerRange(start=start, stop=stop) for start, stop in ranges],
-        )
-        if candidate.peer_id == self._membership.own.id:
-            reply = await self._here.run(request)
-        else:
-            peer = self._membership.peer(candidate.peer_id)
-            if peer is None:
-                raise TransportError(f"peer {candidate.peer_id[:8]} is gone")
-            reply = await peer.client.self_test(request)
-        return _report(candidate.build, reply)
-
-
-def _report(build: str, reply: pb.SelfTestReply) -> Report:
-    """Raises TransportError if the values of a reply are not float32."""
-    import numpy as np
-
-    ranges = []
-    for result in reply.results:
-        if any(len(values.values) % 4 for values in result.outputs):
-            raise TransportError(f"a self-test of {build} has values that are not float32")
-        outputs = {values.name: np.frombuffer(values.values, "<f4") for values in result.outputs}
-        inputs, given = (tuple(_shape(spec) for spec in specs) for specs in (result.inputs, result.given))
-        ranges.append(RangeReport(result.range.start, result.range.stop, outputs, inputs, given))
-    return Report(build, reply.native_dtype, tuple(ranges))
-
-
-def _shape(spec: plan_pb2.TensorSpec) -> TensorShape:
-    return spec.name, tuple(spec.item_shape)
+        calls = self._membership.calls
+        return await self_test(calls, candidate.peer_id, card, candidate.engine, ranges, candidate.build)
 
 
 def _kinds(surveys: Sequence[ModelSurvey], ranges: Sequence[tuple[int, int]]) -> dict[int, str]:

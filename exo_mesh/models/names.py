@@ -109,7 +109,7 @@ def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
 
 
 def _same_name(text: str, base: str, known: KnownNames) -> str | None:
-    """Returns the one known name that differs at most in case and in a missing organisation; else a hub id with its
+    """Returns the only known name that differs at most in case and in a missing organisation; else a hub id with its
     organisation itself.
 
     Raises UnknownModelError if there are several such names.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models import calls
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
@@ -18,6 +20,7 @@ from exo_mesh.models.downloads.checks import OnWrong
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.engine_speeds import EngineSpeeds
+from exo_mesh.models.fetches_for_peers import FetchesForPeers
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
@@ -32,6 +35,7 @@ from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.text.text_files import check_text_files
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, StreamAnswer, answer
 
 LOOK_EVERY_S = 10.0
 
@@ -82,6 +86,21 @@ class ModelParts:
             await membership.changed.wait(1.0)
         await self.downloads.resume_pulls()
 
+    def answers(self, own_name: str, *, obeys_peers: bool) -> list[AnyAnswer]:
+        """This node's answers to calls about models. obeys_peers: see FetchesForPeers."""
+        catalogue, downloads = self.catalogue, self.downloads
+        fetches = FetchesForPeers(downloads, self.shelf, own_name, obeys_peers=obeys_peers)
+        return [
+            answer(calls.DESCRIBE_MODEL, partial(calls.answer_describe_model, catalogue.file_card, self.surveys.here)),
+            answer(calls.SELF_TEST, partial(calls.answer_self_test, self.self_tests.run)),
+            StreamAnswer(calls.READ_TEXT_FILES, partial(calls.answer_read_text_files, catalogue.local_dir)),
+            CallAnswer(calls.INTRODUCE, partial(calls.answer_introduce, fetches.introduce)),
+            answer(calls.DESCRIBE_FILES, partial(calls.answer_describe_files, downloads.holding)),
+            CallAnswer(calls.PULL, partial(calls.answer_pull, fetches.pull)),
+            answer(calls.DROP_MODEL, partial(calls.answer_drop_model, downloads.drop)),
+            answer(calls.DELETE_CARD, partial(calls.answer_delete_card, self.shelf.delete_own)),
+        ]
+
     @staticmethod
     def at(
         settings: Settings,
@@ -97,7 +116,7 @@ class ModelParts:
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
-        store = StoreRules.of(settings, membership.own.id)
+        store = StoreRules.of(settings, membership.own)
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         served = ServedModels(registry, membership, server_options(settings, registry), on_reports)
@@ -118,7 +137,7 @@ class ModelParts:
         surveys = Surveys(registry, catalogue, membership, home / "surveys", disk=disk, options=options)
         self_tests = SelfTests(registry, catalogue, options, home / "scratch", disk=disk, bring=downloads.bring)
         texts = TextCache(home / "text", catalogue, membership, disk)
-        mixing = Mixing(membership, surveys, self_tests, home / "selftests", disk)
+        mixing = Mixing(membership, surveys, home / "selftests", disk)
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)

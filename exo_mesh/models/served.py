@@ -13,22 +13,21 @@ from exo_mesh.base.printable import printable
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
+from exo_mesh.domain.whole.served import MAX_SERVED, SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
 from exo_mesh.engine.registry import Registry
 from exo_mesh.engine.whole import ModelServer
 from exo_mesh.errors import MeshError, PendingPlacementError
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.wire.served_codec import MAX_SERVED
 
 LOOK_EVERY_S = 3.0
 LOOK_S = 4.0
 """Deadline of one look at all servers of an engine; an engine gives each server 2 s."""
 
 UNKNOWN_CONTEXT = 131_072
-"""Tokens of context of a model whose server does not say how many it has. The server refuses what is too long."""
+"""Tokens of context of a model whose server does not say how many it has. The server refuses longer requests."""
 
 DOWN_S = 3600.0
-"""How long a model of a server that is down is remembered, to say so to those who ask for it."""
+"""How long a model of a server that is down is remembered, to say so to clients that ask for it."""
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class ServedModels:
         self._forget({*found, *self._elsewhere})
 
     def _forget(self, served: Collection[str]) -> None:
-        """Drop models that are served again, and those that were lost long ago."""
+        """Drop models that are served again, and models that were lost long ago."""
         newest = list(self._down.items())[-MAX_SERVED:]
         self._down = {name: entry for name, entry in newest if name not in served and self._clock() < entry[1]}
 

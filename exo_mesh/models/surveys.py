@@ -15,9 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
-from exo_mesh.base.printable import printable_values
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.engine.contract import ModelSurvey, Surveyor
@@ -25,10 +22,11 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.catalogue import Catalogue, card_from_json
+from exo_mesh.models.calls import SURVEY_S, survey_model
+from exo_mesh.models.card_json import survey_from_json
+from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.weights.store import SHIPPED
-from exo_mesh.wire.control_client import SURVEY_S
 
 SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.survey", "--tied")
 
@@ -38,14 +36,11 @@ MAX_KEPT = 512
 UNABLE_S = 60.0
 """How long the answer "cannot run it" is cached: the files may just not have been complete."""
 
-MAX_BYTES = 2**50
-"""Upper bound of a layer's size, to reject impossible surveys."""
-
 _log = logging.getLogger(__name__)
 
 
 def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
-    """Returns the card of a model as an engine holds it; figures that the survey leaves open are those of the files."""
+    """Returns the card of a model as an engine holds it; figures that the survey leaves open come from the files."""
     held = replace(
         card,
         legal_cuts=survey.legal_cuts,
@@ -55,27 +50,6 @@ def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
     if not survey.layer_bytes:
         return held
     return replace(held, layer_bytes=survey.layer_bytes, embed_bytes=survey.embed_bytes, head_bytes=survey.head_bytes)
-
-
-def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
-    """Reads a survey. Raises ModelError if it does not fit the model: placement computes with every field."""
-    try:
-        survey = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelSurvey)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"an engine returned a survey that this version cannot read: {exc}") from exc
-    per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)
-    sizes = [survey.embed_bytes, survey.head_bytes, *(size for sizes in per_layer for size in sizes)]
-    if any(len(values) not in (0, num_layers) for values in (*per_layer, survey.layer_kinds)):
-        raise ModelError(f"an engine returned a survey with another number of layers than the model's {num_layers}")
-    if not 0 <= min(sizes) <= max(sizes) < MAX_BYTES or (survey.layer_bytes and min(survey.layer_bytes) < 1):
-        raise ModelError("an engine returned a survey with impossible sizes")
-    if not set(survey.legal_cuts) <= set(range(num_layers)):
-        raise ModelError(f"an engine returned illegal cuts of {num_layers} layers: {list(survey.legal_cuts[:8])}")
-    return survey
-
-
-def survey_to_json(survey: ModelSurvey) -> bytes:
-    return msgspec.json.encode(survey)
 
 
 class Surveys:
@@ -104,7 +78,7 @@ class Surveys:
         self._turn = asyncio.Lock()
 
     async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
-        """Returns what an engine reports about a model. Unknown figures are those of the files; loading checks all.
+        """Returns what an engine reports about a model. Unknown figures come from the files; loading checks all.
 
         Raises ModelError if the engine reports that it cannot run the model.
         """
@@ -160,13 +134,9 @@ class Surveys:
         for peer in self._membership.peers:
             if peer.info.knows(card.name) and engine in peer.info.engines:
                 try:
-                    reply = await peer.client.describe_model(card.name, engine)
-                    theirs = card_from_json(reply.card_json)
-                    if theirs.digest != card.digest:
-                        continue
-                    if not reply.survey_json:  # a peer of an older version sends cuts only
-                        return ModelSurvey(theirs.legal_cuts)
-                    return survey_from_json(reply.survey_json, card.num_layers)
+                    survey = await survey_model(self._membership.calls, peer.id, card, engine)
+                    if survey is not None:
+                        return survey
                 except MeshError as exc:
                     failure = exc
         raise failure

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 from exo_mesh.base.printable import quoted
@@ -17,14 +17,11 @@ from exo_mesh.base.tasks import SharedCalls
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.mesh.membership.port import PeerClient
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import read_text_files
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, TEXT_FILES, text_file_limit
-from exo_mesh.weights.model_files import place_of, read_model_file
-from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, TEXT_FILES
 
-CHUNK_BYTES = 1024 * 1024
 ROOM_BYTES = 48 * 1024 * 1024
 """Free space that is needed before a fetch starts; most tokenizers have less than 20 MB."""
 MAX_BYTES = 256 * 1024 * 1024
@@ -101,7 +98,7 @@ class TextCache:
             target.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=target.parent))
             try:
-                await _receive(peer.client, name, scratch)
+                await self._receive(peer.id, name, scratch)
                 await asyncio.to_thread(scratch.rename, target)
                 return target
             except MeshError as exc:
@@ -110,38 +107,21 @@ class TextCache:
                 shutil.rmtree(scratch, ignore_errors=True)
         raise failure
 
+    async def _receive(self, peer_id: str, name: str, directory: Path) -> None:
+        """Receives the files. Raises TransportError if the peer sends anything but the allowed files."""
+        num_bytes = 0
+        async with aclosing(read_text_files(self._membership.calls, peer_id, name)) as files:
+            async for file_name, chunk in files:
+                num_bytes += len(chunk)
+                if file_name not in (*TEXT_FILES, *IMAGE_FILES, *LATER_TEXT_FILES) or num_bytes > MAX_BYTES:
+                    sent = f"{quoted(file_name, 80)} ({num_bytes} bytes in all)"
+                    raise TransportError(f"a peer sent {sent} as a text file of {name}")
+                with (directory / file_name).open("ab") as file:
+                    file.write(chunk)
+        if not (directory / "tokenizer.json").is_file():
+            raise ModelError(f"the peer has no tokenizer.json of {name}")
+
 
 def _directory_name(card: ModelCard) -> str:
     """The digest of a model's text files, hashed again, because a peer's text must not become a path."""
     return hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
-
-
-async def send(model_dir: Path, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
-    """Yields the text files of a model that the caller takes as messages, each in chunks; an empty file is one empty
-    chunk.
-
-    Only regular files inside the model's directory are sent, whatever links it has. Raises ModelError.
-    """
-    image_files = IMAGE_FILES if request.takes_image_files else ()
-    later_files = LATER_TEXT_FILES if request.takes_later_text_files else ()
-    for name in (*TEXT_FILES, *image_files, *later_files):
-        try:
-            data = await asyncio.to_thread(read_model_file, place_of(model_dir, name), text_file_limit(name))
-        except FileNotFoundError:
-            continue
-        for start in range(0, max(1, len(data)), CHUNK_BYTES):
-            yield pb.TextFile(name=name, chunk=data[start : start + CHUNK_BYTES])
-
-
-async def _receive(client: PeerClient, name: str, directory: Path) -> None:
-    """Receives the files. Raises TransportError if the peer sends anything but the allowed files."""
-    num_bytes = 0
-    async for item in client.read_text_files(name):
-        num_bytes += len(item.chunk)
-        if item.name not in (*TEXT_FILES, *IMAGE_FILES, *LATER_TEXT_FILES) or num_bytes > MAX_BYTES:
-            sent = f"{quoted(item.name, 80)} ({num_bytes} bytes in all)"
-            raise TransportError(f"a peer sent {sent} as a text file of {name}")
-        with (directory / item.name).open("ab") as file:
-            file.write(item.chunk)
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelError(f"the peer has no tokenizer.json of {name}")

@@ -6,7 +6,7 @@ from functools import partial
 
 from exo_mesh.base.gc_pauses import collect_while_few
 from exo_mesh.mesh.membership.paths import PathKeeper
-from exo_mesh.node.housekeeping import keep_addresses, keep_awake, keep_house, keep_rdma_ports
+from exo_mesh.node.housekeeping import Housekeeping, keep_addresses, keep_awake, keep_rdma_ports
 from exo_mesh.node.parts import NodeParts
 from exo_mesh.rings.hosting.certificate_renewal import Renewal
 from exo_mesh.rings.hosting.ring_energy import keep_ring_energy
@@ -19,7 +19,7 @@ def start_background(parts: NodeParts, port: int) -> None:
     _keep_machine(parts, port)
     _keep_models(parts)
     _keep_mesh(parts)
-    inspection = parts.observation.inspection
+    inspection = parts.services.observation.inspection
     parts.tasks.keep(inspection.keep_traces, "traces")
     if inspection.exporter is not None:
         parts.tasks.keep(inspection.exporter.keep, "export of traces")
@@ -27,21 +27,18 @@ def start_background(parts: NodeParts, port: int) -> None:
 
 
 def _keep_house(parts: NodeParts) -> None:
-    work = partial(
-        keep_house,
-        parts.models.catalogue,
+    house = Housekeeping(
         parts.membership,
-        parts.hosting.host,
-        parts.hosting.monitor,
+        parts.models,
+        parts.hosting,
+        parts.engines,
+        parts.health,
+        parts.machine.disk,
         parts.metrics,
         parts.clock,
-        parts.engines.of_local_models,
-        parts.machine.disk,
-        parts.health,
-        parts.models.downloads,
         parts.phase,
     )
-    parts.tasks.keep(work, "housekeeping")
+    parts.tasks.keep(house.keep, "housekeeping")
     parts.tasks.keep(collect_while_few, "garbage collection")
 
 
@@ -53,7 +50,7 @@ def _keep_machine(parts: NodeParts, port: int) -> None:
     keep(partial(keep_rdma_ports, parts.membership), "Thunderbolt ports")
     keep(parts.hosting.monitor.run, "memory monitor")
     if not settings.allow_sleep:
-        keep(partial(keep_awake, parts.observation, parts.models.downloads), "staying awake")
+        keep(partial(keep_awake, parts.services.observation, parts.models.downloads), "staying awake")
     parts.machine.meter.start(hardware)
     keep(partial(keep_ring_energy, parts.membership, parts.hosting.host, hardware), "energy of rings")
 
@@ -61,13 +58,13 @@ def _keep_machine(parts: NodeParts, port: int) -> None:
 def _keep_models(parts: NodeParts) -> None:
     """Tasks that load, download, describe and measure models."""
     models, tasks = parts.models, parts.tasks
-    find = partial(parts.desk.find, may_download=True)
+    find = partial(parts.services.models.find_card, may_download=True)
     tasks.start(preload(parts.owning.instances, parts.settings.preload, find), "preloading")
     tasks.start(models.resume_pulls(parts.membership), "unfinished pulls")
     tasks.keep(models.keep_cards, "model cards")
     tasks.keep(parts.on_disk.keep, "what is on disk")
     tasks.keep(models.served.keep, "model servers")
-    needs = parts.engines.needs(parts.hosting.host, lambda: bool(parts.observation.work()))
+    needs = parts.engines.needs(parts.hosting.host, lambda: bool(parts.services.observation.work()))
     tasks.keep(partial(models.speeds.keep, needs), "speeds of engines")
 
 

@@ -22,7 +22,7 @@ def describe_node(metrics: Metrics, membership: Membership) -> None:
 
 def show_machine(metrics: Metrics, host: StageHost, monitor: MemoryMonitor, disk: Disk) -> None:
     metrics.usable_memory.set(host.usable_bytes())
-    metrics.reserved_memory.set(host.reserved_bytes)
+    metrics.reserved_memory.set(host.memory.reserved_bytes)
     metrics.memory.labels("total").set(monitor.last.total_bytes)
     metrics.memory.labels("available").set(monitor.last.available_bytes)
     metrics.memory_peak.set(monitor.peak_share)
@@ -43,7 +43,7 @@ def show_downloads(metrics: Metrics, tally: DownloadTally) -> None:
 
 
 def show_mesh(metrics: Metrics, membership: Membership) -> None:
-    """Sets the metrics of peers, instances and engines, and removes the series of those that are gone."""
+    """Sets the metrics of peers, instances and engines, and removes the series of gone ones."""
     peers, view = membership.peers, membership.view
     metrics.nodes.set(len(peers) + 1)
     metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in peers if peer.rtt_ms})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import counted
@@ -14,6 +13,7 @@ from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.health import HealthLevel, Reason, worst
 from exo_mesh.domain.rdma_links import bridge_cycle
+from exo_mesh.domain.reports import HealthReport, InstanceHealth, PeerHealth, ReasonReport
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor, PressureLevel
@@ -114,20 +114,20 @@ class Health:
         """The reasons that are reported to other peers: those worse than ok."""
         return tuple(reason for reason in self.reasons() if reason.level is not HealthLevel.OK)
 
-    def describe(self, phase: str) -> dict[str, Any]:
-        """The health as JSON. phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
+    def describe(self, phase: str) -> HealthReport:
+        """The health for GET /health. phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
         num_others, readings = self._membership.num_peers, self._membership.telemetry
         found = [*self._waiting(phase, num_others), *self.reasons(), *self._refused()]
         status = "degraded" if phase == "ok" and worst(found) is not HealthLevel.OK else phase
-        return {
-            "status": status,
-            "level": str(worst(found)),
-            "reasons": [reason.describe() for reason in found],
-            "peers": num_others + 1,
-            "mesh": "closed" if self._settings.secret else "open",
-            "peer_health": self._peer_health(found, readings),
-            "instance_health": [self._describe_instance(instance, readings) for instance in self._instances()],
-        }
+        return HealthReport(
+            status=status,
+            level=worst(found),
+            reasons=_reports(found),
+            peers=num_others + 1,
+            mesh="closed" if self._settings.secret else "open",
+            peer_health=self._peer_health(found, readings),
+            instance_health=[self._describe_instance(instance, readings) for instance in self._instances()],
+        )
 
     # this node
 
@@ -162,7 +162,8 @@ class Health:
         )
 
     def _skew(self) -> Reason | None:
-        """Clocks that differ. With two clocks it is unknown which is off; with more, the one that most differ from."""
+        """Clocks that differ. With two clocks it is unknown which is off; with more, the clock that differs from most
+        others."""
         known = {peer.info.name: off for peer in self._membership.peers if (off := peer.clock_offset_s) is not None}
         wrong = {name: off for name, off in known.items() if abs(off) > MAX_SKEW_S}
         if not wrong:
@@ -282,7 +283,7 @@ class Health:
 
     # other peers, and the instances
 
-    def _peer_health(self, own: list[Reason], readings: Mapping[str, Telemetry]) -> list[dict[str, Any]]:
+    def _peer_health(self, own: list[Reason], readings: Mapping[str, Telemetry]) -> list[PeerHealth]:
         membership = self._membership
         found = [_described(membership.own.id, membership.own.name, own)]
         for peer in membership.peers:
@@ -294,10 +295,9 @@ class Health:
         ]
         return found
 
-    def _describe_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> dict[str, Any]:
+    def _describe_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> InstanceHealth:
         reasons = list(self._of_instance(instance, readings))
-        name = instance.plan.instance_id
-        return {"id": name, "level": str(worst(reasons)), "reasons": [reason.describe() for reason in reasons]}
+        return InstanceHealth(instance.plan.instance_id, worst(reasons), _reports(reasons))
 
     def _of_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> Iterable[Reason]:
         if instance.state is InstanceState.FAILED:
@@ -324,14 +324,12 @@ class Health:
         return sorted(peer.name for peer in peers if peer.id in members and model in peer.unverified)
 
 
-def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, Any]:
-    reasons = list(reasons)
-    return {
-        "id": peer_id,
-        "name": name,
-        "level": str(worst(reasons)),
-        "reasons": [reason.describe() for reason in reasons],
-    }
+def _described(peer_id: str, name: str, reasons: Sequence[Reason]) -> PeerHealth:
+    return PeerHealth(peer_id, name, worst(reasons), _reports(reasons))
+
+
+def _reports(reasons: Iterable[Reason]) -> list[ReasonReport]:
+    return [ReasonReport(one.code, one.level, one.message, one.remedy) for one in reasons]
 
 
 def _unreachable(info: PeerInfo, gone_s: float) -> Reason:

@@ -14,21 +14,18 @@ from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.awake import SleepLock, commands_here
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.gauges import describe_node, show_downloads, show_machine, show_mesh
 from exo_mesh.node.health import Health
 from exo_mesh.node.observation import Observation
-from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.node.own_engines import OwnEngines
+from exo_mesh.rings.hosting.parts import HostingParts
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
-
-MAX_LOOKS = 3
-"""Most rescans in one round while models keep changing; the next round continues."""
 
 ADDRESSES_EVERY_S = 3.0
 
@@ -37,63 +34,61 @@ CABLES_EVERY_S = 5.0
 
 _log = logging.getLogger(__name__)
 
-ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
-"""The engines that run each model on this machine; see PeerInfo.model_engines."""
 
+class Housekeeping:
+    """Looks for changed models and files, and shows the state of this node in its metrics."""
 
-async def keep_house(
-    catalogue: Catalogue,
-    membership: Membership,
-    host: StageHost,
-    monitor: MemoryMonitor,
-    metrics: Metrics,
-    clock: Clock,
-    model_engines: Callable[[], ModelEngines],
-    disk: Disk,
-    health: Health,
-    downloads: Downloads,
-    phase: Callable[[], str],
-) -> None:
-    """Runs until cancelled: one round at each change of the view, and every ROUND_S. model_engines may block."""
-    describe_node(metrics, membership)
-    rescan_at = clock() + RESCAN_EVERY_S
-    while True:
+    def __init__(
+        self,
+        membership: Membership,
+        models: ModelParts,
+        hosting: HostingParts,
+        engines: OwnEngines,
+        health: Health,
+        disk: Disk,
+        metrics: Metrics,
+        clock: Clock,
+        phase: Callable[[], str],
+    ) -> None:
+        """phase: see Health.describe."""
+        self._membership = membership
+        self._models = models
+        self._hosting = hosting
+        self._engines = engines
+        self._health = health
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._phase = phase
+        self._rescan_at = clock() + RESCAN_EVERY_S
+
+    async def keep(self) -> None:
+        """Runs until cancelled: one round at each change of the view, and every ROUND_S."""
+        describe_node(self._metrics, self._membership)
+        while True:
+            await self._look()
+            self._show()
+            await self._membership.changed.wait(until_beat(ROUND_S))
+
+    async def _look(self) -> None:
+        catalogue, room = self._models.catalogue, self._models.downloads.room
         await catalogue.learn()
-        await downloads.room.sweep_if_changed()
-        if disk.is_failing:  # to notice when writing works again
-            await asyncio.to_thread(disk.check)
-        if clock() >= rescan_at or catalogue.is_due:
-            rescan_at = clock() + RESCAN_EVERY_S
-            await announce_models(catalogue, membership, model_engines)
-            await downloads.room.refresh()
-        metrics.set_reasons((reason.code, reason.level) for reason in health.reasons())
-        show_machine(metrics, host, monitor, disk)
-        show_downloads(metrics, downloads.tally)
-        show_mesh(metrics, membership)
+        await room.sweep_if_changed()
+        if self._disk.is_failing:  # to notice when writing works again
+            await asyncio.to_thread(self._disk.check)
+        if self._clock() >= self._rescan_at or catalogue.is_due:
+            self._rescan_at = self._clock() + RESCAN_EVERY_S
+            await self._engines.announce_models()
+            await room.refresh()
+
+    def _show(self) -> None:
+        metrics, host = self._metrics, self._hosting.host
+        metrics.set_reasons((reason.code, reason.level) for reason in self._health.reasons())
+        show_machine(metrics, host, self._hosting.monitor, self._disk)
+        show_downloads(metrics, self._models.downloads.tally)
+        show_mesh(metrics, self._membership)
         metrics.draining.set(host.draining)
-        metrics.ready.set(phase() == "ok" and not host.draining)
-        await membership.changed.wait(until_beat(ROUND_S))
-
-
-async def announce_models(
-    catalogue: Catalogue, membership: Membership, model_engines: Callable[[], ModelEngines], *, is_sure: bool = False
-) -> None:
-    """Rescans the local models and publishes them if they changed.
-
-    is_sure: files have just changed, so a rescan that already runs is not enough.
-    """
-    if is_sure:
-        catalogue.look_soon()
-    has_news = await catalogue.rescan()
-    for _ in range(MAX_LOOKS):
-        if not catalogue.is_due:
-            break
-        has_news |= await catalogue.rescan()
-    if has_news:
-        engines = await asyncio.to_thread(model_engines)
-        names, partial = catalogue.local_names, catalogue.partial_names
-        own = replace(membership.own, models=names, partial_models=partial, model_engines=engines)
-        membership.describe(own)
+        metrics.ready.set(self._phase() == "ok" and not host.draining)
 
 
 async def keep_addresses(membership: Membership, host: str, port: int, types: Collection[str] = ()) -> None:

@@ -6,49 +6,64 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import PlacementError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.node.inspection.describe import describe_instance, peers_of
+from exo_mesh.node.inspection.describe import describe_instance
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.placing.previews import preview, previews, with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
-from exo_mesh.rings.placing.stage_phases import with_phases
 
 
-class InstanceDesk:
-    """Answers the calls of MeshService that place a model or show how it would be placed."""
+class InstanceService:
+    """Places models, shows how they would be placed, and ends instances. All failures are MeshErrors."""
 
     def __init__(self, membership: Membership, models: ModelParts, owning: InstanceParts) -> None:
         self._membership = membership
         self._models = models
         self._owning = owning
 
-    async def create(self, spec: InstanceSpec) -> dict[str, Any]:
-        """See MeshService.create_instance."""
+    async def delete(self, instance_id: str) -> bool:
+        """Stops an instance on all peers; False if it is unknown."""
+        return await self._owning.instances.delete(instance_id)
+
+    def keep_loaded(self, instance_id: str, idle_s: float) -> None:
+        """Sets how long an instance may be unused before it is unloaded; negative: for ever; 0: as soon as its requests
+        have ended. Returns at once."""
+        self._owning.instances.keep_alive(instance_id, idle_s)
+
+    def idle_left_s(self, instance_id: str) -> float | None:
+        """Seconds until an instance is unloaded if nobody uses it; None: never. For an instance that another peer owns,
+        the time that this node's setting allows."""
+        return self._owning.instances.idle_left_s(instance_id)
+
+    async def create(self, spec: InstanceSpec) -> InstanceReport:
+        """Places a model and waits until it is ready; returns the instance as `/state` lists it."""
         spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
         instance = await self._owning.instances.ensure(with_peer_ids(spec, self._membership.view.peers()))
         owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
-        described = describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
-        return with_phases([described], self._owning.instances.phases)[0]
+        owner = owners[0] if owners else instance.plan.ballot.proposer
+        return describe_instance(instance, owner, self._owning.instances.phases)
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
-        """See MeshService.create_replicas."""
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
+        """Calls create `count` times on disjoint peers; existing instances count. If one cannot be placed, those before
+        it stay."""
         spec = with_peer_ids(spec, self._membership.view.peers())
-        made: list[dict[str, Any]] = []
+        made: list[InstanceReport] = []
         while len(made) < count:
-            used = {peer_id for one in made for stage in one["stages"] for peer_id in peers_of(stage)}
+            used = {peer_id for one in made for stage in one.stages for peer_id in stage.peers}
             made.append(await self.create(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
         return made
 
     async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        """See MeshService.preview_instances."""
+        """Every sensible placement of a model now, with the arithmetic per peer, or the reason why there is none."""
         card, spec = await self._to_preview(spec)
         return await previews(self._owning.planner, card, spec, self._membership.view.peers())
 
     async def preview(self, spec: InstanceSpec) -> dict[str, Any]:
-        """See MeshService.preview_instance."""
+        """The placement that create would make now, with the arithmetic per peer. Raises PlacementError."""
         card, spec = await self._to_preview(spec)
         return await preview(self._owning.planner, card, spec, self._membership.view.peers())
 
@@ -59,7 +74,7 @@ class InstanceDesk:
         return card, with_peer_ids(replace(spec, model=card.name), self._membership.view.peers())
 
     async def context_limit(self, name: str) -> int:
-        """See MeshService.context_limit."""
+        """Most tokens of prompt + output of a request for this model, as it is placed or would be placed."""
         instances = self._owning.instances
         placed = instances.of_model(name) or instances.of_model(name, InstanceState.LOADING)
         if placed:  # a request waits for a ring that recovers, and that ring keeps its limit

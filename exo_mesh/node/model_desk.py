@@ -1,4 +1,4 @@
-"""Finds, downloads and deletes models, for callers of this node's API and for peers."""
+"""Lists, finds, downloads and deletes models, for callers of this node's API."""
 
 from __future__ import annotations
 
@@ -6,78 +6,119 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from exo_mesh.base.printable import quoted
-from exo_mesh.base.tasks import Bound
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import peers_named
 from exo_mesh.errors import (
     FetchError,
-    InputError,
     MeshError,
     ModelError,
     NotFetchedError,
     OpenMeshError,
-    PendingPlacementError,
     PlacementError,
     UnknownModelError,
 )
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import drop_model, introduce, pull
 from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
-from exo_mesh.models.cards.shelf import CardShelf
-from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import FILES_ONLY, HubModel
-from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
+from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.profiles import facts_in
-from exo_mesh.rings.placing.planner import Planner
+from exo_mesh.node.model_list import listed_model
+from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.text.template import ChatTemplate
 from exo_mesh.weights.model_files import read_json
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
 MAIN = "main"
 
-MAX_ASKED = 32
-"""Most lookups and starts of downloads that peers may run on this node at once; each may take minutes."""
-
 TOLD_S = 10.0
 """Longest wait until this node knows of a model that a peer has received."""
 
 
-class ModelDesk:
-    """Implements the model calls of MeshService and of peers."""
+class ModelService:
+    """The models of the mesh. All failures are MeshErrors. peer, peers: see Membership.peer_named."""
 
     def __init__(
-        self,
-        membership: Membership,
-        catalogue: Catalogue,
-        downloads: Downloads,
-        planner: Planner,
-        shelf: CardShelf,
-        *,
-        obeys_peers: bool = True,
+        self, membership: Membership, models: ModelParts, owning: InstanceParts, *, obeys_peers: bool = True
     ) -> None:
         """obeys_peers: this node also uses the hub when a peer asks. In an open mesh a stranger could fill its disk."""
         self._membership = membership
-        self._catalogue = catalogue
-        self._downloads = downloads
-        self._planner = planner
-        self._shelf = shelf
+        self._models = models
+        self._catalogue = models.catalogue
+        self._downloads = models.downloads
+        self._shelf = models.shelf
+        self._instances = owning.instances
+        self._planner = owning.planner
         self._obeys_peers = obeys_peers
-        self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
+
+    # what there is
+
+    def all(self) -> list[ModelEntry]:
+        """Every model that a live peer has on disk, sorted by name."""
+        known = self._catalogue.known_card
+        return [self._entry(name, peers, known(name)) for name, peers in self._catalogue.names().items()]
+
+    def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
+        return listed_model(name, peers, card, self._models, self._instances)
+
+    async def named(self, name: str) -> ModelEntry:
+        """A model on a live peer's disk, by hub id or alias. Raises UnknownModelError with similar names, and
+        ModelError if only this node has the model and cannot use it."""
+        card = await self._catalogue.card(name)
+        known = next((entry for entry in self.all() if entry.name == card.name), None)
+        return known or self._entry(card.name, (self._membership.own.id,), card)
+
+    async def at(self, path: Path) -> str:
+        """The name of the model in a directory of this machine. Raises UnknownModelError if the node does not list
+        it."""
+        return await self._catalogue.name_at(path)
+
+    def cards_without_files(self) -> list[TomlCard]:
+        """The cards of models that no live peer has, sorted by id."""
+        there = self._catalogue.names()
+        return [card for card_id, card in sorted(self._shelf.cards().items()) if card_id not in there]
+
+    def unusable(self) -> dict[str, str]:
+        """The models on this machine that cannot be used: reason by name."""
+        return self._catalogue.unusable
+
+    def is_reading(self) -> bool:
+        """Whether this node still reads its disk, so that models may be missing in the lists."""
+        return self._catalogue.is_reading
+
+    async def text_files(self, name: str) -> Path:
+        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs, copied
+        from a peer if this one does not have the model."""
+        return await self._models.texts.directory(name)
+
+    def note_template(self, name: str, template: ChatTemplate) -> None:
+        """Takes what a renderer has found about a model's chat template, for the list of models."""
+        self._models.profiles.note_tried(name, template)
 
     # for users
 
-    async def find(self, name: str, *, may_download: bool, is_asked_for: bool = False) -> ModelCard:
+    async def find(self, name: str, *, may_download: bool) -> ModelEntry:
+        """Like `named`, but downloads config, tokenizer and headers from the hub if no peer has the model.
+
+        Also raises FetchError and InputError, and NotFetchedError where may_download is False.
+        """
+        card = await self.find_card(name, may_download=may_download)
+        self._shelf.runner_of(card.name)
+        return await self.named(card.name)
+
+    async def find_card(self, name: str, *, may_download: bool, is_asked_for: bool = False) -> ModelCard:
         """The card of a model in the mesh or, if no peer has it, from its headers on the hub.
 
         Raises UnknownModelError and FetchError. may_download: allow requests to the hub; without it, a model that may
@@ -119,11 +160,10 @@ class ModelDesk:
     async def _resolve(self, name: str, repo: str, revision: str) -> None:
         """Downloads a model's headers from the hub: to the store's host if that is another node, else to this one."""
         host = self._downloads.store.remote
+        at = self._membership.own.id if host is None else host.id
+        await introduce(self._membership.calls, at, name, repo=repo, revision=revision)
         if host is None:
-            allows_code = self._shelf.allows_code(name)
-            await self._downloads.resolve(name, repo, revision, allows_code=allows_code)
             return
-        await host.client.introduce(name, "", repo=repo, revision=revision)
         deadline = asyncio.get_running_loop().time() + TOLD_S
         while not self._catalogue.holders(name):
             if asyncio.get_running_loop().time() > deadline:
@@ -132,31 +172,38 @@ class ModelDesk:
                 )
             await self._membership.changed.wait(1.0)
 
-    async def add_card(self, repo: str) -> ModelCard:
-        """Makes a custom card from a model's config and headers; returns the checkpoint's card. Raises as `find`."""
-        card = await self.find(repo, may_download=True)
+    async def add_card(self, repo: str) -> ModelEntry:
+        """Makes a card from the config and headers of a hub repository, for all peers. Raises as `find`."""
+        card = await self.find_card(repo, may_download=True)
         await self._downloads.introduce(card.name, card.digest)
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
         config = await asyncio.to_thread(read_json, model_dir / "config.json")
         await self._shelf.add_card(card_from_checkpoint(card, config, await asyncio.to_thread(facts_in, model_dir)))
-        return card
+        return await self.named(card.name)
 
     async def delete_card(self, name: str) -> bool:
+        """Deletes a card that add_card made, at all peers; False if there is none."""
         deleted = await self._shelf.delete_card(name)
         if not deleted and (near := self._shelf.near_custom(name)):
             raise UnknownModelError(f"there is no custom card {name}; similar names: {', '.join(near)}", param="id")
         return deleted
 
-    def entries(self) -> list[DownloadEntry]:
+    def downloads(self) -> list[DownloadEntry]:
+        """The current and recently ended downloads of all peers, by model and peer."""
         return self._downloads.entries()
 
-    async def start(
+    async def start_download(
         self, model: str, *, peers: Sequence[str] = (), whole: bool = False, is_asked_for: bool = False
     ) -> list[DownloadEntry]:
-        """See MeshService.start_download; is_asked_for: see `find`."""
+        """Starts downloads of a model without placing it, and pins the files.
+
+        By default each peer gets its layers of the plan that a request would make; with `whole` the named peers, or
+        else this one, get all files. Returns the downloads that this node knows to have started. is_asked_for: see
+        find_card. Raises PlacementError with the arithmetic, and FetchError.
+        """
         meant = await self._catalogue.reference(model)
         try:
-            card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
+            card = await self.find_card(model, may_download=True, is_asked_for=is_asked_for)
         except ModelError as exc:
             if not meant.quant:
                 raise
@@ -171,7 +218,7 @@ class ModelDesk:
         described = self._shelf.card(model)
         for one in [] if described is None else companions_of(described):
             try:
-                companion = await self.find(one.repo, may_download=True)
+                companion = await self.find_card(one.repo, may_download=True)
                 await self._start_model(companion, peers, whole=True)
             except MeshError as exc:
                 what = f"{one.repo} ({one.field} of the card of {model}) cannot be downloaded: {exc}"
@@ -182,10 +229,9 @@ class ModelDesk:
     async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
         wants, hub_user = self._with_hub_user(card.name, await self._wants(card, peers, whole=whole))
         # every peer needs the headers before a peer can wait for bytes that arrive at another one
-        await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
-        await _first_failure_if_all(
-            self._pull_at(peer_id, card.name, card.digest, wants, hub_user) for peer_id in wants
-        )
+        calls = self._membership.calls
+        await _first_failure_if_all(introduce(calls, peer_id, card.name, card.digest) for peer_id in wants)
+        await _first_failure_if_all(pull(calls, peer_id, card.name, card.digest, wants, hub_user) for peer_id in wants)
         return self._downloads.begun(card.name, wants)
 
     def _with_hub_user(self, model: str, wants: Wants) -> tuple[Wants, str]:
@@ -206,22 +252,17 @@ class ModelDesk:
 
         For GGUF files that cannot be run: they have no card, so they cannot be divided into layers.
         """
-        known = self._membership.view.peers()
-        wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
-        name, origin = meant.in_mesh, (f"{meant.repo}:{meant.quant}:{FILES_ONLY}", meant.revision or MAIN)
+        wants: Wants = dict.fromkeys(self._named(peers) or [self._membership.own.id])
+        calls, name, revision = self._membership.calls, meant.in_mesh, meant.revision or MAIN
+        repo = f"{meant.repo}:{meant.quant}:{FILES_ONLY}"
         # every peer needs the sizes before a peer can wait for bytes that arrive at another one
-        await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
-        await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
+        await _first_failure_if_all(introduce(calls, peer_id, name, repo=repo, revision=revision) for peer_id in wants)
+        await _first_failure_if_all(pull(calls, peer_id, name, "", wants) for peer_id in wants)
         return self._downloads.begun(name, wants)
 
-    async def _resolve_at(self, peer_id: str, name: str, repo: str, revision: str) -> None:
-        peer = self._membership.peer(peer_id)
-        if peer_id == self._membership.own.id:
-            await self._downloads.resolve(name, repo, revision)
-        elif peer is not None:
-            await peer.client.introduce(name, "", repo=repo, revision=revision)
-
-    async def cancel(self, peer_id: str, model: str) -> bool:
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        """Cancels a download at a peer, or forgets a failed one; keeps the downloaded part. False if there is none."""
+        peer_id = self._membership.peer_named(peer, "node").id
         return await self._drop_at(peer_id, await self._first_name(model), files=False) is not None
 
     async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
@@ -232,17 +273,18 @@ class ModelDesk:
         """
         name = await self._first_name(name)
         host = self._downloads.store.host
-        asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
+        everywhere = (peer.id for peer in self._membership.view.peers() if host is None or peer.id != host.id)
+        asked = self._named(peers) or list(everywhere)
         return await self._drop_at_all(asked, name)
 
     async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
         """Deletes the unused staged copies; returns the ids of the peers that had any."""
-        return list(await self._drop_at_all(self._peers_named(peers), "", staged=True))
+        asked = self._named(peers) or [peer.id for peer in self._membership.view.peers()]
+        return list(await self._drop_at_all(asked, "", staged=True))
 
-    def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
-        """The ids of the named peers; if none is named, of all peers except `but`. Raises InputError."""
-        known = self._membership.view.peers()
-        return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
+    def _named(self, peers: Sequence[str]) -> list[str]:
+        """The ids of the named peers, each once. Raises as peers_named."""
+        return [peer.id for peer in peers_named(peers, self._membership.view.peers())]
 
     async def _drop_at_all(self, asked: Sequence[str], model: str, *, staged: bool = False) -> dict[str, int]:
         """Deletes files at these peers; returns the freed bytes by peer that had any. Raises the first failure if no
@@ -282,18 +324,21 @@ class ModelDesk:
             return name
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
+        """Searches the hub for models. Raises FetchError."""
         return await self._downloads.search(query, limit)
 
     async def storage(self) -> dict[str, Any]:
+        """The disk use of the models that this node downloaded: {"path", "total_bytes", "free_bytes", "floor_bytes",
+        "max_bytes", "used_bytes", "models": [{"name", "bytes", "whole", "pinned", "staged", "used_at", "in_use"}]}."""
         return await self._downloads.room.storage()
 
     async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
-        """The layers that each peer downloads: those of the plan for a request, over the named peers if any.
+        """The layers that each peer downloads: by the plan for a request, over the named peers if any.
 
         With whole: None (all files) for the named peers or this node. Raises PlacementError with the arithmetic.
         """
         known = self._membership.view.peers()
-        named = [_peer_named(one, known) for one in peers]
+        named = self._named(peers)
         if whole:
             return dict.fromkeys(named or [self._membership.own.id])
         spec = InstanceSpec(card.name)
@@ -307,78 +352,11 @@ class ModelDesk:
             raise await self._planner.judge(card, spec, exc) from exc
         return {peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers}
 
-    async def _introduce_at(self, peer_id: str, card: ModelCard) -> None:
-        peer = self._membership.peer(peer_id)
-        if peer_id == self._membership.own.id:
-            await self._downloads.introduce(card.name, card.digest)
-        elif peer is not None:
-            await peer.client.introduce(card.name, card.digest)
-
-    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants, hub_user: str = "") -> None:
-        if peer_id == self._membership.own.id:
-            await self._downloads.pull(name, digest, wants, hub_user=hub_user)
-            return
-        peer = self._membership.peer(peer_id)
-        if peer is None:
-            raise PendingPlacementError(f"peer {peer_id[:8]} has left the mesh")
-        request = pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants), hub_user=hub_user)
-        await peer.client.pull(request)
-
     async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
-        """Deletes files or cancels a download at a peer (see DropModel); returns the freed bytes, None without any."""
-        if peer_id == self._membership.own.id:
-            return await self._drop_here(model, files=files, staged=staged)
-        peer = self._membership.peer(peer_id)
-        return None if peer is None else await peer.client.drop_model(model, files=files, staged=staged)
-
-    async def _drop_here(self, model: str, *, files: bool, staged: bool) -> int | None:
-        if files and not staged:
-            return await self._downloads.delete(model)
-        work = self._downloads.room.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
-        return 0 if await work else None
-
-    # for peers
-
-    async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        with self._asked.taken():
-            if request.repo:
-                self._require_hub(request.repo.removesuffix(f":{FILES_ONLY}"))
-                code = self._shelf.allows_code(request.model)
-                await _with_remedy(
-                    self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
-                )
-            else:
-                await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
-        return pb.IntroduceReply()
-
-    async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
-        return await self._downloads.describe(request.model)
-
-    async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
-        wants = wants_from_proto(request.wants)
-        with self._asked.taken():
-            await _with_remedy(
-                self._downloads.pull(
-                    request.model,
-                    request.model_digest,
-                    wants,
-                    from_hub=self._obeys_peers,
-                    hub_user=request.hub_user,
-                )
-            )
-        return pb.PullReply()
-
-    def _require_hub(self, repo: str) -> None:
-        """Raises OpenMeshError in a mesh where peers have no right to make this node use the hub."""
-        if not self._obeys_peers:
-            raise OpenMeshError(
-                f"this mesh is open, so {self._membership.own.name} downloads {repo} from the hub for no peer; "
-                f"type `exo-mesh pull {repo}` on that machine, or start its node with --open-admin"
-            )
-
-    async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
-        freed = await self._drop_here(request.model, files=request.files, staged=request.staged)
-        return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
+        """See calls.drop_model; None for a peer that is gone."""
+        if not self._membership.is_alive(peer_id):
+            return None
+        return await drop_model(self._membership.calls, peer_id, model, files=files, staged=staged)
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
@@ -387,19 +365,3 @@ async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
     failures = [one for one in outcomes if isinstance(one, BaseException)]
     if failures and len(failures) == len(outcomes):
         raise failures[0]
-
-
-async def _with_remedy(work: Awaitable[None]) -> None:
-    """Awaits the work; puts the remedy of a FetchError into its text, because only the text reaches a peer."""
-    try:
-        await work
-    except FetchError as exc:
-        raise FetchError(exc.full) from exc
-
-
-def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
-    """Returns the id of a peer; see peer_called. Raises InputError."""
-    if (found := peer_called(name, peers, "peers")) is not None:
-        return found.id
-    known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
-    raise InputError(f"no peer is called {quoted(name)}; there are: {known}", param="peers")

@@ -1,4 +1,4 @@
-"""The node object: starts and stops the parts of this peer, and implements MeshService."""
+"""The node object: starts and stops the parts of this peer, and holds its services."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.telemetry.start_phases import StartPhases
 from exo_mesh.domain.device import API
-from exo_mesh.domain.download import DownloadEntry
-from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
+from exo_mesh.errors import MeshError
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.memory import MemoryReader, read_memory
@@ -26,37 +22,26 @@ from exo_mesh.machine.wake_on_lan import own_macs
 from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.mesh.discovery.port import Announcement, Discovery
 from exo_mesh.mesh.discovery.static import StaticDiscovery
-from exo_mesh.mesh.membership.sleeping import SleepDesk
-from exo_mesh.mesh.membership.stopping import StopDesk
-from exo_mesh.models.cards.toml_card import TomlCard
-from exo_mesh.models.entry import ModelEntry
-from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.background import start_background
-from exo_mesh.node.inspection.desk import Inspection
-from exo_mesh.node.instance_desk import InstanceDesk
-from exo_mesh.node.model_list import ModelList
 from exo_mesh.node.parts import NodeParts, Tuning
-from exo_mesh.node.store_desk import StoreDesk
-from exo_mesh.rings.hosting.peer_desk import PeerDesk
 from exo_mesh.rings.placing.hostfile_rank import own_rank
-from exo_mesh.rings.placing.spec import InstanceSpec
-from exo_mesh.rings.serving.kept_desk import KeptDesk
-from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
-from exo_mesh.text.template import ChatTemplate
+from exo_mesh.settings.effective import EffectiveSettings
 
 _log = logging.getLogger(__name__)
 
 
 class Node:
-    """This peer. Construct it, `await start()` once, use it as a MeshService, `await finish()` if there is time, and
-    `await stop()` (within 5 s). origins: of the settings, as in LoadedSettings."""
+    """This peer. Construct it, `await start()` once, use its `services`, `await finish()` if there is time, and `await
+    stop()` (within 5 s). origins: of the settings, as in LoadedSettings. on_settings: called with the settings in force
+    when they change."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         origins: Mapping[str, str] | None = None,
+        on_settings: Callable[[Settings], object] = lambda settings: None,
         registry: Registry | None = None,
         discoveries: Sequence[Discovery] | None = None,
         memory_reader: MemoryReader = read_memory,
@@ -73,7 +58,7 @@ class Node:
         found += [StaticDiscovery(own.addresses)] if own.addresses else []
         self._parts = parts = NodeParts(
             settings,
-            origins,
+            EffectiveSettings(settings, origins, on_settings),
             registry or load_registry().configured(settings.engine, settings.engine_options),
             found,
             memory_reader,
@@ -82,13 +67,15 @@ class Node:
             rng or random.Random(),
             lambda: self._phase,
         )
-        self.metrics, self.membership, self.observation = parts.metrics, parts.membership, parts.observation
+        self.metrics, self.membership = parts.metrics, parts.membership
         self.keys, self.shared, self.hub_token = parts.keys, parts.shared, parts.models.exchange.hub_token
+        self.services = services = parts.services
+        self.models, self.instances, self.requests = services.models, services.instances, services.requests
+        self.peers, self.store = services.peers, services.store
+        self.observation, self.inspection = services.observation, services.inspection
         self._models, self._hosting = parts.models, parts.hosting
         self._owning, self._serving = parts.owning, parts.serving
-        self._desk, self._server, self._tasks = parts.desk, parts.server, parts.tasks
-        self._list = ModelList(self.node_id, parts.models, parts.owning.instances)
-        self._placing = InstanceDesk(parts.membership, parts.models, parts.owning)
+        self._server, self._tasks = parts.server, parts.tasks
 
     @property
     def node_id(self) -> str:
@@ -178,8 +165,8 @@ class Node:
         self._phase = "stopping"
         await self._serving.journal.cut()
         await self._tasks.close()
-        if self.inspection.exporter is not None:
-            await self.inspection.exporter.close()
+        if self.observation.inspection.exporter is not None:
+            await self.observation.inspection.exporter.close()
         await asyncio.gather(*(discovery.stop() for discovery in self._parts.discoveries))
         await self._owning.stop()
         await self._hosting.host.stop()
@@ -197,139 +184,6 @@ class Node:
     def announce_api(self, url: str) -> None:
         """Publishes the URL of this node's HTTP API to the mesh."""
         self.membership.describe(replace(self.membership.own, api_url=url))
-
-    # MeshService
-
-    def models(self) -> list[ModelEntry]:
-        return self._list.all()
-
-    def known_cards(self) -> list[TomlCard]:
-        return self._list.cards_without_files()
-
-    async def model(self, name: str) -> ModelEntry:
-        return await self._list.of_name(name)
-
-    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        card = await self._desk.find(name, may_download=may_download)
-        self._models.shelf.runner_of(card.name)
-        return await self.model(card.name)
-
-    def downloads(self) -> list[DownloadEntry]:
-        return self._desk.entries()
-
-    async def start_download(
-        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
-    ) -> list[DownloadEntry]:
-        return await self._desk.start(model, peers=peers, whole=whole)
-
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        return await self._desk.cancel(peer_id, model)
-
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
-        return await self._desk.delete(name, peers=peers)
-
-    async def search_models(self, query: str, limit: int) -> list[HubModel]:
-        return await self._desk.search(query, limit)
-
-    async def add_card(self, repo: str) -> ModelEntry:
-        card = await self._desk.add_card(repo)
-        return await self.model(card.name)
-
-    async def delete_card(self, name: str) -> bool:
-        return await self._desk.delete_card(name)
-
-    @property
-    def store(self) -> StoreDesk | None:
-        store = self._models.downloads.store
-        return StoreDesk(self.membership, self._models.catalogue, store, self._desk) if store.is_configured else None
-
-    async def storage(self) -> dict[str, Any]:
-        return await self._desk.storage()
-
-    async def model_at(self, path: Path) -> str:
-        return await self._models.catalogue.name_at(path)
-
-    def unusable_models(self) -> dict[str, str]:
-        return self._models.catalogue.unusable
-
-    def is_reading_models(self) -> bool:
-        return self._models.catalogue.is_reading
-
-    async def text_files(self, name: str) -> Path:
-        return await self._models.texts.directory(name)
-
-    def note_template(self, name: str, template: ChatTemplate) -> None:
-        self._models.profiles.note_tried(name, template)
-
-    async def context_limit(self, name: str) -> int:
-        return await self._placing.context_limit(name)
-
-    @property
-    def inspection(self) -> Inspection:
-        return self.observation.inspection
-
-    @property
-    def streams(self) -> StreamDesk:
-        return self._serving.streams
-
-    @property
-    def kept_answers(self) -> KeptDesk:
-        return self._serving.kept
-
-    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        if self._phase == "stopping":
-            raise NodeStoppingError(
-                "this node is stopping and accepts no new requests; send the request to another peer"
-            )
-        if self._hosting.host.draining:
-            raise NotReadyError("this node is draining and accepts no new requests; send the request to another peer")
-        return self._serving.router.generate(model, request)
-
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        here = self._serving.journal.cancel(request_id, key_id)
-        answers = await asyncio.gather(  # a client may use one x-request-id at several peers
-            *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
-        )
-        return here or any(answer is True for answer in answers)
-
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        return await self._placing.create(spec)
-
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
-        return await self._placing.create_replicas(spec, count)
-
-    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        return await self._placing.previews(spec)
-
-    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        return await self._placing.preview(spec)
-
-    async def delete_instance(self, instance_id: str) -> bool:
-        return await self._owning.instances.delete(instance_id)
-
-    def keep_loaded(self, instance_id: str, idle_s: float) -> None:
-        self._owning.instances.keep_alive(instance_id, idle_s)
-
-    def idle_left_s(self, instance_id: str) -> float | None:
-        return self._owning.instances.idle_left_s(instance_id)
-
-    @property
-    def stops(self) -> StopDesk:
-        return self.membership.stops
-
-    @property
-    def sleeps(self) -> SleepDesk:
-        return self.membership.sleeps
-
-    @property
-    def peer_desk(self) -> PeerDesk:
-        return self._hosting.peer_desk
-
-    def drain(self, *, on: bool) -> None:
-        self._hosting.peer_desk.drain_here(on=on)
-
-    def lift_quarantine(self) -> int:
-        return self._hosting.runner_history.guard.lift()
 
     # internals
 

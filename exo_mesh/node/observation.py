@@ -10,8 +10,15 @@ from typing import Any
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
-from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.fast_synch import resolve
+from exo_mesh.domain.reports import (
+    DriverQueue,
+    HealthReport,
+    QueueReport,
+    RunnerReport,
+    StateReport,
+    TopologyReport,
+)
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
@@ -19,6 +26,7 @@ from exo_mesh.node.health import Health
 from exo_mesh.node.inspection.describe import (
     describe_beat,
     describe_cables,
+    describe_links,
     describe_peer_memory,
     describe_stage_memory,
     describe_telemetry,
@@ -26,16 +34,16 @@ from exo_mesh.node.inspection.describe import (
     describe_view,
 )
 from exo_mesh.node.inspection.desk import Inspection
+from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.placing.instances import Instances
-from exo_mesh.rings.placing.stage_phases import with_phases
 from exo_mesh.rings.serving.explanations import Explanation
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
 
 
 class Observation:
-    """Implements MeshObservation. phase: where the node is between its start and its stop; see Health.describe."""
+    """The read-only calls of the API. phase: where the node is between its start and its stop; see Health.describe."""
 
     def __init__(
         self,
@@ -47,7 +55,7 @@ class Observation:
         serving: ServingParts,
         health: Health,
         disk: Disk,
-        metrics: Metrics,
+        exporter: TraceExporter | None,
     ) -> None:
         self._settings = settings
         self._phase = phase
@@ -57,29 +65,28 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, metrics)
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, exporter)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StateReport:
+        """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
         beats = {one.plan.instance_id: self._host.beat(one.plan.instance_id) for one in placed}
-        view = describe_view(self._membership.view)
-        view["instances"] = with_phases(view["instances"], self._instances.phases)
-        return {
-            "node_id": self._membership.own.id,
-            "view": view,
-            "telemetry": {
-                peer_id: describe_telemetry(reading) for peer_id, reading in self._membership.telemetry.items()
-            },
-            "links": self.topology()["links"],
-            "cables": describe_cables(self._membership.view),
-            "fast_synch": resolve(self._settings.fast_synch, os.environ)._asdict(),
-            "runner": self.runner(),
-            "requests_here": self._serving.journal.states(),
-            "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
-            "health": self.health(),
-        }
+        readings = self._membership.telemetry
+        return StateReport(
+            node_id=self._membership.own.id,
+            view=describe_view(self._membership.view, self._instances.phases),
+            telemetry={peer_id: describe_telemetry(reading) for peer_id, reading in readings.items()},
+            links=describe_links(self._membership, readings),
+            cables=describe_cables(self._membership.view),
+            fast_synch=resolve(self._settings.fast_synch, os.environ),
+            runner=self.runner(),
+            requests_here=self._serving.journal.states(),
+            stages_here={name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            health=self.health(),
+        )
 
     async def view_change(self, timeout_s: float) -> bool:
+        """Waits until a peer or instance appears, disappears or changes its state: True; False after timeout_s."""
         before, end = self._gist(), monotonic() + timeout_s
         while (left_s := end - monotonic()) > 0 and await self._membership.changed.wait(left_s):
             if self._gist() != before:
@@ -92,10 +99,13 @@ class Observation:
         placed = tuple((one.plan.instance_id, one.ballot, one.state) for _, one in view.instances())
         return (*(peer.id for peer in view.peers()), *placed)
 
-    def topology(self) -> dict[str, Any]:
+    def topology(self) -> TopologyReport:
+        """The peers, the links, and the ring of each instance, for people and pictures."""
         return describe_topology(self._membership, self._instances)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> HealthReport:
+        """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
+        "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
         phase = self._phase()
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
@@ -106,6 +116,8 @@ class Observation:
         return "a stage here works for a request" if self._host.is_in_use() else ""
 
     def drain_state(self) -> dict[str, Any]:
+        """{"draining", "drained", "requests", "sequences"}: requests that entered here, sequences of the stages
+        here."""
         requests = len(self._serving.journal)
         sequences = sum(stage.beat.sequences for stage in self._host.beats())
         draining = self._host.draining
@@ -113,6 +125,7 @@ class Observation:
         return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
 
     def identity(self) -> dict[str, Any]:
+        """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
         own = self._membership.own
         return {
             "node_id": own.id,
@@ -124,7 +137,10 @@ class Observation:
             "api_url": own.api_url,
         }
 
-    def runner(self) -> dict[str, str]:
+    def runner(self) -> RunnerReport:
+        """{"runner_mode": "subprocess", "runner_status"}; runner_status: "none" without a stage here, "loading",
+        "idle", "busy" while a stage holds a sequence, "failed" if nothing runs here and an instance with a stage here
+        failed, or "shutting_down" while the node stops."""
         beats, own_id = self._host.beats(), self._membership.own.id
         states = {one.state for _, one in self._instances.all() if own_id in one.plan.member_ids}
         tests = {
@@ -135,9 +151,10 @@ class Observation:
             "failed": InstanceState.FAILED in states,
         }
         status = next((word for word, holds in tests.items() if holds), "none")
-        return {"runner_mode": "subprocess", "runner_status": status}
+        return RunnerReport("subprocess", status)
 
     def idle_instances(self) -> list[str]:
+        """Ids of instances that failed, or that no request uses or waits for, as far as this node knows."""
         used = Counter(self._serving.journal.outstanding())
         for reading in self._membership.telemetry.values():
             used.update(reading.outstanding)
@@ -150,36 +167,34 @@ class Observation:
 
     # requests
 
-    def queue(self) -> dict[str, Any]:
-        """The queues of the drivers on this node. `entered`: requests that entered at this node, wherever they run."""
-        drivers: list[dict[str, Any]] = [
-            {
-                "instance": stage.instance_id,
-                "waiting": stage.beat.queued,
-                "running": stage.beat.running,
-                "tokens": stage.beat.tokens,
-            }
+    def queue(self) -> QueueReport:
+        drivers = [
+            DriverQueue(stage.instance_id, stage.beat.queued, stage.beat.running, stage.beat.tokens)
             for stage in self._host.beats()
             if stage.is_driver
         ]
-        waiting = sum(driver["waiting"] for driver in drivers)
-        running = sum(driver["running"] for driver in drivers)
-        return {
-            "depth": waiting + running,
-            "max": self._settings.max_queued,
-            "waiting": waiting,
-            "in_progress": running,
-            "entered": len(self._serving.journal),
-            "instances": drivers,
-        }
+        waiting, running = sum(one.waiting for one in drivers), sum(one.running for one in drivers)
+        return QueueReport(
+            depth=waiting + running,
+            max=self._settings.max_queued,
+            waiting=waiting,
+            in_progress=running,
+            entered=len(self._serving.journal),
+            instances=drivers,
+        )
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
+        """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
+        requests without a key, None for all."""
         return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]
 
     def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
+        """Where the prompt of a request that entered here parted from what its ring kept; None if that is not known.
+        key_id: as for recent_requests."""
         return self._serving.journal.explanations.find(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
+        """Statistics of the requests that entered here."""
         return self._serving.journal.history.stats()
 
     # memory
@@ -195,4 +210,5 @@ class Observation:
         return answer
 
     def memory_live(self) -> list[dict[str, float]]:
+        """The last readings of this machine's memory, oldest first."""
         return [snapshot.describe() for snapshot in self._hosting.monitor.kept]

@@ -14,13 +14,19 @@ from exo_mesh.machine import this_machine
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.engine_speeds import SpeedNeeds
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.node.housekeeping import ModelEngines
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.settings.config import Settings
 
+MAX_LOOKS = 3
+"""Most rescans at once while models keep changing; the next round continues."""
+
+ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
+"""The engines that run each model on this machine; see PeerInfo.model_engines."""
+
 
 class OwnEngines:
-    """Orders the engines of this machine per model: first the one that the user chose, then by measured speed."""
+    """Orders the engines of this machine per model: first the user's choice, then by measured speed. Publishes the
+    models with them."""
 
     def __init__(self, settings: Settings, registry: Registry, membership: Membership, models: ModelParts) -> None:
         self._settings = settings
@@ -38,6 +44,25 @@ class OwnEngines:
         """The engines that run each model of this machine; see PeerInfo.model_engines. Blocking."""
         architectures = self._models.catalogue.local_architectures.items()
         return tuple((name, self._of_model(name, architecture)) for name, architecture in architectures)
+
+    async def announce_models(self, *, is_sure: bool = False) -> None:
+        """Rescans the local models and publishes them if they changed.
+
+        is_sure: files have just changed, so a rescan that already runs is not enough.
+        """
+        catalogue = self._models.catalogue
+        if is_sure:
+            catalogue.look_soon()
+        has_news = await catalogue.rescan()
+        for _ in range(MAX_LOOKS):
+            if not catalogue.is_due:
+                break
+            has_news |= await catalogue.rescan()
+        if has_news:
+            engines = await asyncio.to_thread(self.of_local_models)
+            names, partial = catalogue.local_names, catalogue.partial_names
+            own = replace(self._membership.own, models=names, partial_models=partial, model_engines=engines)
+            self._membership.describe(own)
 
     def needs(self, host: StageHost, has_work: Callable[[], bool]) -> SpeedNeeds:
         """What the measurement of engines needs to know. has_work: whether this node serves requests."""

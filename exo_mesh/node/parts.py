@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
@@ -17,34 +17,39 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.discovery.port import Discovery
-from exo_mesh.mesh.membership.callers import guard_of
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
-from exo_mesh.mesh.membership.parts import SharingParts
+from exo_mesh.mesh.membership.parts import SharingParts, guard_of, key_answers
+from exo_mesh.mesh.membership.parts import answers as membership_answers
+from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.server_metrics import shown_in
-from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import announce_models
-from exo_mesh.node.model_desk import ModelDesk
+from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
+from exo_mesh.node.service import Services
+from exo_mesh.rings.hosting import calls as hosting_calls
 from exo_mesh.rings.hosting.certificate_renewal import own_credentials
 from exo_mesh.rings.hosting.kept_here import KeptHere
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.placing import calls as instance_calls
 from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.request_run import Patience
+from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.channel_options import MAX_CONNECTIONS
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.probes.port import probe_port
 
 
@@ -61,14 +66,14 @@ class NodeParts:
     """All parts of a node. phase: where the node is between its start and its stop; see Health.describe.
 
     Each package is built from those below it, in the order of the imports (docs/how-it-works/architecture.md), so no
-    other order works. A part that needs a later one gets a function that is called after the start: membership reads
-    the telemetry of the host, frees stages before it refutes, and reports peers that have left.
+    other order works. A part that needs a later one gets a function that is called after the start, and the membership,
+    which asks for the most, this object; see OwnSide.
     """
 
     def __init__(
         self,
         settings: Settings,
-        origins: Mapping[str, str] | None,
+        effective: EffectiveSettings,
         registry: Registry,
         discoveries: Sequence[Discovery],
         memory_reader: MemoryReader,
@@ -92,25 +97,18 @@ class NodeParts:
         self.probe_port = probe_port(settings.secret, self.identity.incarnation)
         self.own_calls = OwnCalls(self.identity.id)
         self.membership = self._new_membership(tuning.timing)
-        sharing = SharingParts.at(settings, origins, self.membership)
+        sharing = SharingParts.at(settings, effective, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
+        self.exporter = exporter_of(settings, self.membership, self.metrics)
         self.models = self._new_models()
         self.on_disk = KeptHere(settings, self.membership, self.models.catalogue, self.models.files)
         self.engines = OwnEngines(settings, registry, self.membership, self.models)
         self.hosting = self._new_hosting(tuning.host)
         self.owning = self._new_owning(tuning.host, rng)
         self.serving = self._new_serving(tuning.patience)
-        models = self.models
-        self.desk = ModelDesk(
-            self.membership,
-            models.catalogue,
-            models.downloads,
-            self.owning.planner,
-            models.shelf,
-            obeys_peers=self.credentials is not None or settings.open_admin,
-        )
         self.health = self._new_health()
-        self.observation = self._new_observation()
+        self.services = self._new_services()
+        self.answers = self._all_answers()
         self.server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -128,22 +126,15 @@ class NodeParts:
         )
         return Membership(
             own,
-            self._read_telemetry,
-            on_leave=self._peer_left,
-            before_refute=self._before_refute,
-            read_prefixes=lambda: own_prefixes(self.membership, self.hosting.host),
-            is_calm=self._is_calm,
-            timing=timing,
-            clock=self.clock,
-            dial=lambda address: ControlClient(
+            self,
+            lambda address: ControlClient(
                 address, self.credentials, settings.namespace, self.probe_port, self.own_calls
             ),
-            only_peers=settings.node_id_filter,
-            only_links=settings.interface_type_filter,
+            peer_filter=PeerFilter(settings.node_id_filter, settings.interface_type_filter),
+            answers=lambda: self.answers,
+            timing=timing,
+            clock=self.clock,
         )
-
-    def _is_calm(self, instance_id: str) -> bool:
-        return self.owning.owned_rings.use.is_calm(instance_id)
 
     def _new_models(self) -> ModelParts:
         return ModelParts.at(
@@ -191,6 +182,7 @@ class NodeParts:
             limits.runner,
             self.clock,
             rng,
+            self._requests_here,
         )
 
     def _new_serving(self, patience: Patience) -> ServingParts:
@@ -204,6 +196,7 @@ class NodeParts:
             patience,
             self.clock,
             self.models.served.standing_for,
+            self._offer_trace,
         )
 
     def _new_health(self) -> Health:
@@ -229,8 +222,8 @@ class NodeParts:
         ended += [discovery.ended_tasks for discovery in self.discoveries]
         return {name: exception for tasks in ended for name, exception in tasks.items()}
 
-    def _new_observation(self) -> Observation:
-        return Observation(
+    def _new_services(self) -> Services:
+        observation = Observation(
             self.settings,
             self.phase,
             self.membership,
@@ -239,30 +232,41 @@ class NodeParts:
             self.serving,
             self.health,
             self.machine.disk,
-            self.metrics,
+            self.exporter,
+        )
+        return Services.at(
+            self.membership,
+            self.models,
+            self.hosting,
+            self.owning,
+            self.serving,
+            observation,
+            self.phase,
+            obeys_peers=self.credentials is not None or self.settings.open_admin,
         )
 
+    @property
+    def _obeys_peers(self) -> bool:
+        """Whether this node uses the hub for its peers; see FetchesForPeers."""
+        return self.credentials is not None or self.settings.open_admin
+
+    def _all_answers(self) -> list[AnyAnswer]:
+        """This node's answers to every call of peers."""
+        return [
+            *membership_answers(self.membership, self.own_calls),
+            *key_answers(self.keys),
+            *hosting_calls.answers(self.hosting.host, self.membership),
+            *self.models.answers(self.settings.name, obeys_peers=self._obeys_peers),
+            *self.serving.answers,
+            *self.services.observation.inspection.answers,
+            *instance_calls.answers(
+                self.membership, self.owning.instances.delete_own, self.owning.owned_rings.unused.wish_idle
+            ),
+        ]
+
     def _new_server(self) -> ControlServer:
-        models = self.models
-        service = ControlService(
-            self.membership,
-            self.hosting.host,
-            models.catalogue,
-            models.surveys,
-            models.self_tests,
-            self.owning.instances,
-            self.serving.journal,
-            self.observation.inspection,
-            self.keys,
-            self.desk,
-            models.shelf,
-            self.serving.streams,
-            self.serving.kept,
-            self.hosting.peer_desk,
-            self.own_calls,
-        )
         return ControlServer(
-            service,
+            self.answers,
             self.credentials,
             peer_id=self.membership.own.id,
             namespace=self.settings.namespace,
@@ -272,15 +276,15 @@ class NodeParts:
             guard=guard_of(self.membership, self.settings),
         )
 
-    # what earlier parts need of later ones
+    # OwnSide: what the membership asks of later parts
 
-    async def _announce_models(self) -> None:
-        await announce_models(self.models.catalogue, self.membership, self.engines.of_local_models, is_sure=True)
+    def prefixes(self) -> dict[str, bytes]:
+        return own_prefixes(self.membership, self.hosting.host)
 
-    async def _wrong_bytes(self, model: str, loading_waits: bool) -> None:
-        await self.owning.instances.place_again(model, only_ready=loading_waits)
+    def is_calm(self, instance_id: str) -> bool:
+        return self.owning.owned_rings.use.is_calm(instance_id)
 
-    def _read_telemetry(self) -> Telemetry:
+    def reading(self) -> Telemetry:
         self._sequence += 1
         return own_reading(
             self.membership,
@@ -294,8 +298,23 @@ class NodeParts:
             entry_requests=self.owning.owned_rings.use.own_report(),
         )
 
-    def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self.owning.owned_rings.owner_left(peer, records)
 
-    async def _before_refute(self) -> None:
+    async def before_refute(self) -> None:
         await self.owning.owned_rings.free_beaten()
+
+    # what other earlier parts need of later ones
+
+    async def _announce_models(self) -> None:
+        await self.engines.announce_models(is_sure=True)
+
+    async def _wrong_bytes(self, model: str, loading_waits: bool) -> None:
+        await self.owning.instances.place_again(model, only_ready=loading_waits)
+
+    def _offer_trace(self, trace: RequestTrace) -> None:
+        if self.exporter is not None:
+            self.exporter.offer(trace)
+
+    def _requests_here(self) -> dict[str, int]:
+        return self.serving.journal.outstanding()

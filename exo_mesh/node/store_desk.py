@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
-from exo_mesh.errors import NotReadyError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.node.model_desk import ModelDesk
+from exo_mesh.node.model_desk import ModelService
 
 
 class StoreDesk:
-    """Implements StoreService."""
+    """The model store of the mesh. All calls except `health` raise NotReadyError while its host is not in the mesh."""
 
-    def __init__(self, membership: Membership, catalogue: Catalogue, store: MeshStore, desk: ModelDesk) -> None:
+    def __init__(self, membership: Membership, catalogue: Catalogue, store: MeshStore, models: ModelService) -> None:
         self._membership = membership
         self._catalogue = catalogue
         self._store = store
-        self._desk = desk
+        self._models = models
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the settings name a store, or a live peer has one."""
+        return self._store.is_configured
 
     def health(self) -> dict[str, Any]:
+        """{"status": "ok" | "unreachable", "host": {"id", "name"}, "is_here", "models", "room_bytes", "hub_fallback",
+        "keep_recent_bytes"}; keep_recent_bytes: None if this node does not delete idle staged copies."""
         host, rules = self._store.host, self._store.rules
         room = None if host is None else self._membership.telemetry.get(host.id)
         return {
@@ -37,7 +42,8 @@ class StoreDesk:
         }
 
     def registry(self) -> list[dict[str, Any]]:
-        host = self._host()
+        """The models of the host: [{"id", "object", "whole", "bytes", "staged_at": ids of peers}]."""
+        host = self._store.require_host()
         known = self._catalogue.names()
         return [
             {
@@ -51,22 +57,21 @@ class StoreDesk:
         ]
 
     def downloads(self, model: str = "") -> list[DownloadEntry]:
-        host = self._host()
-        return [one for one in self._desk.entries() if one.peer_id == host.id and model in ("", one.model)]
+        """The current and recently ended downloads of the host; of one model, if it is named."""
+        host = self._store.require_host()
+        return [one for one in self._models.downloads() if one.peer_id == host.id and model in ("", one.model)]
 
     async def start(self, model: str) -> list[DownloadEntry]:
-        return await self._desk.start(model, peers=(self._host().id,), whole=True, is_asked_for=True)
+        """Lets the host download all files of a model. Raises as ModelService.start_download."""
+        return await self._models.start_download(
+            model, peers=(self._store.require_host().id,), whole=True, is_asked_for=True
+        )
 
     async def delete(self, model: str) -> bool:
-        return bool(await self._desk.delete(model, peers=(self._host().id,)))
+        """Deletes a model from the store; peers then delete their staged copies, too. False if the store does not have
+        the model. Raises InputError if an instance uses it."""
+        return bool(await self._models.delete(model, peers=(self._store.require_host().id,)))
 
     async def purge(self, peers: Sequence[str]) -> list[str]:
-        return await self._desk.purge_staged(peers)
-
-    def _host(self) -> PeerInfo:
-        host = self._store.host
-        if host is None:
-            raise NotReadyError(
-                f"the host of the model store, {self._store.rules.host}, is not in the mesh; start it and try again"
-            )
-        return host
+        """Deletes all unused staged copies, everywhere or on these peers; returns the ids of peers that had any."""
+        return await self._models.purge_staged(peers)

@@ -49,8 +49,8 @@ def revoke(key_id: str, now: datetime.datetime) -> ApiKey:
 
 
 class KeyFile:
-    """The valid keys: those of the file and those that peers sent. Changes of the file take effect at the next `check`,
-    without a restart."""
+    """The valid keys: from the file and from peers. Changes of the file take effect at the next `check`, without a
+    restart."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class KeyFile:
         return found
 
     def refuse(self, key_id: str, now: datetime.datetime) -> None:
-        """Revoke an id that no key has: that of a session. Raises like `save`, and InputError if a valid key has it."""
+        """Revoke the id of a session, which no key has. Raises like `save`, and InputError if a valid key has it."""
 
         def without_it(keys: list[ApiKey]) -> Iterable[ApiKey]:
             if key_id in live(merge(keys, self._from_peers.values())):

@@ -13,6 +13,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
+
+from exo_mesh.domain.fields import NotSent
 
 MAX_KEYS = 1000
 MAX_REVOKED = 1000
@@ -50,7 +53,7 @@ class ApiKey:
     """
 
     id: str
-    role: Role
+    role: Annotated[Role, NotSent()]  # exo_mesh/wire/key_codec.py sends it, but for a revoked key
     salt: str
     digest: str
     created: str = ""

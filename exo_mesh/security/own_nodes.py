@@ -114,7 +114,7 @@ def live_nodes(home: Path) -> list[OwnNode]:
 
 
 def registered_homes(registry: Path) -> list[Path]:
-    """The homes in the user's folder of nodes, those of the longest running nodes first. Removes stale entries.
+    """The homes in the user's folder of nodes, the longest running nodes first. Removes stale entries.
 
     A folder or file that others can write, or that another user owns, is not read. The same holds for the marks in a
     home: another user can create a home again where an entry still points, for example below /tmp.
@@ -156,7 +156,7 @@ def token_for(homes: Iterable[Path], host: str, port: int) -> str:
 
 
 def is_on_this_machine(host: str) -> bool:
-    """Whether an address, or one that a name stands for, is a loopback address or another one of this machine."""
+    """Whether an address, or a name's address, is a loopback address or another address of this machine."""
     found = [ipaddress.ip_address(address) for address in _addresses_of(host)]
     plain = [getattr(address, "ipv4_mapped", None) or address for address in found]
     return any(address.is_unspecified or _is_own(str(address)) for address in plain)
@@ -178,7 +178,7 @@ def began(pid: int) -> str:
 
 
 def _write_entry(path: Path, text: str) -> None:
-    """Writes an entry, and removes those of nodes that have gone. Raises OSError."""
+    """Writes an entry, and removes entries of nodes that have gone. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_private(path.parent)
     registered_homes(path.parent)
@@ -225,7 +225,7 @@ def _listening_address(name: str, port: int) -> str:
 
 
 def _addresses_of(host: str) -> list[str]:
-    """The addresses that a host stands for: itself, or those of a name."""
+    """The addresses that a host stands for: itself, or the addresses of a name."""
     if host == "localhost":
         return ["127.0.0.1", "::1"]
     with suppress(ValueError):
@@ -237,14 +237,14 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def _opened(path: Path) -> IO[str]:
-    """Opens a mark or an entry. Raises OSError for a link, for what is no file (a pipe would block), and for a file
+    """Opens a mark or an entry. Raises OSError for a link, for anything but a file (a pipe would block), and for a file
     that another user put into the folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     file = os.fdopen(descriptor)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != path.parent.stat().st_uid:
         file.close()
-        raise PermissionError(f"{path} is no file of the owner of its folder")
+        raise PermissionError(f"{path} does not belong to the owner of its folder")
     return file
 
 

@@ -78,7 +78,7 @@ class PageSessions:
         return sorted(found, key=lambda one: (one.ends_at, one.id))
 
     def _note(self, session: Session) -> None:
-        """Keeps a session for `known`, at most MAX_KNOWN: those that end first are forgotten first."""
+        """Keeps a session for `known`, at most MAX_KNOWN: sessions that end first are forgotten first."""
         self._known[session.id] = max(session, self._known.get(session.id, session), key=lambda one: one.ends_at)
         if len(self._known) > MAX_KNOWN:
             del self._known[min(self._known.values(), key=lambda one: one.ends_at).id]

@@ -13,10 +13,7 @@ from exo_mesh.settings.config import Settings
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import SETTINGS
 
-SHARED = (
-    "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",
-    "placement", "min_peers", "context_limit", "mixed_rings", "log_level", "log_format",
-)  # fmt: skip
+SHARED = tuple(name for name, setting in SETTINGS.items() if setting.shared)
 """Settings that the mesh may share. They take effect without a restart. None of them opens access, names a file or
 lets code run, because in an open mesh any peer may change them."""
 
@@ -25,40 +22,45 @@ _NOT_OF_THE_MESH = ("flag", "environment")
 
 
 class EffectiveSettings:
-    """A node's own settings, overridden by those of the mesh. origins: as in LoadedSettings.
+    """A node's own settings, overridden by the mesh's. origins: as in LoadedSettings.
 
     Flags > EXO_MESH_* environment > the mesh > config.toml > defaults.
     """
 
-    def __init__(self, own: Settings, origins: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        own: Settings,
+        origins: Mapping[str, str] | None = None,
+        on_change: Callable[[Settings], object] = lambda settings: None,
+    ) -> None:
+        """on_change: called with the settings in force when they change."""
         self.own = own
         self.now = own
         """The settings in force."""
         self._origins = origins or {}
         self._from_mesh: frozenset[str] = frozenset()
-        self.on_change: Callable[[Settings], object] = lambda settings: None
-        """Called with the settings in force when they change."""
+        self._on_change = on_change
 
     def origin(self, name: str) -> str:
         """The origin of the value in force: "mesh", or as in LoadedSettings."""
         return "mesh" if name in self._from_mesh else self._origins.get(name, "default")
 
     def take(self, texts: Mapping[str, str]) -> list[str]:
-        """Replaces the settings of the mesh; returns the names of those that are invalid here."""
+        """Replaces the settings of the mesh; returns the names that are invalid here."""
         fields: dict[str, Any] = {}
         names, unusable = set(), []
         for name, text in texts.items():
             if self._origins.get(name, "").startswith(_NOT_OF_THE_MESH):
                 continue
             try:
-                fields[SETTINGS[name].field or name] = shared_value(name, text)
+                fields[SETTINGS[name].field] = shared_value(name, text)
                 names.add(name)
             except InputError:
                 unusable.append(name)
         was = self.now
         self.now, self._from_mesh = replace(self.own, **fields), frozenset(names)
         if self.now != was:
-            self.on_change(self.now)
+            self._on_change(self.now)
         return unusable
 
 
@@ -69,7 +71,7 @@ class SettingsDesk(Protocol):
 
     @property
     def shared_texts(self) -> Mapping[str, str]:
-        """The settings of the mesh by name, as texts like those of variables."""
+        """The settings of the mesh by name, as texts in the form of environment variables."""
 
     async def change(self, texts: Mapping[str, str | None]) -> None:
         """Changes settings of the mesh at every peer; None removes one. The caller has checked the texts."""

@@ -17,7 +17,6 @@ from exo_mesh.base.printable import quoted
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings.aliases import ALIASES, alias_texts
 from exo_mesh.settings.config import (
-    PREFIX,
     SECRET_FILE_NAME,
     SECRET_VARIABLE,
     ConfigError,
@@ -26,6 +25,7 @@ from exo_mesh.settings.config import (
 )
 from exo_mesh.settings.foreign import KEYS, foreign_variables
 from exo_mesh.settings.foreign import VARIABLES as FOREIGN_VARIABLES
+from exo_mesh.settings.setting import PREFIX
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.store_table import store_keys
 from exo_mesh.settings.table import SETTINGS
@@ -98,7 +98,7 @@ def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], ho
 
 
 def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], config_file: Path) -> LoadedSettings:
-    fields = {SETTINGS[name].field or name: value for name, (value, _) in given.items()}
+    fields = {SETTINGS[name].field: value for name, (value, _) in given.items()}
     settings = replace(default_settings(), **fields)
     secret, secret_file = _secret(given, environ, settings.home)
     settings = replace(settings, secret=secret, secret_file=secret_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from exo_mesh.settings.config import PREFIX
+from exo_mesh.settings.setting import PREFIX
 
 MIN_CHARS = 3
 """Shorter words are one edit from too many others."""

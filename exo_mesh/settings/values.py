@@ -1,4 +1,4 @@
-"""Parsers for the texts of settings. Every parser raises ValueError that says what is needed."""
+"""Parsers for the texts of settings. Every parser raises ValueError with the required form."""
 
 from __future__ import annotations
 
@@ -156,6 +156,11 @@ def path_or_off(text: str) -> Path | None:
     return None if text.strip().lower() == "off" else path(text)
 
 
+def path_or_off_text(path: Path | None) -> str:
+    """Formats a path as `path_or_off` reads it."""
+    return "off" if path is None else str(path)
+
+
 def endpoint(text: str) -> str:
     """Checks `host:port`, with an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")
@@ -212,6 +217,11 @@ def port_range(text: str) -> tuple[int, int]:
     if not _is_port(first) or not _is_port(last) or int(first) > int(last):
         raise ValueError("a range of ports such as 7000-7015 is needed")
     return int(first), int(last)
+
+
+def port_range_text(ports: tuple[int, int]) -> str:
+    """Formats a range as `port_range` reads it."""
+    return f"{ports[0]}-{ports[1]}"
 
 
 def option(text: str) -> tuple[str, str]:

@@ -103,7 +103,11 @@ class ControlTexts:
 
     def may_spell(self, text: str) -> bool:
         """Whether the text must be searched for control tokens with the tokenizer."""
-        return self._is_slow_to_rule_out or any(opening in text for opening in self._openings)
+        if self._is_slow_to_rule_out or len(text) <= SLICE_LENGTH:
+            return self._is_slow_to_rule_out or any(opening in text for opening in self._openings)
+        # a search holds up all other threads of the process, so it is done in parts, which share a character
+        starts = range(0, len(text), SLICE_LENGTH - 1)
+        return any(self.may_spell(text[start : start + SLICE_LENGTH]) for start in starts)
 
     def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
         """The text with the mark in every control token that it spells, but for those allowed, and at an end where it
@@ -115,7 +119,7 @@ class ControlTexts:
         return made
 
     def marked_within(self, limit: int, text: str, mark: str, allowed: Collection[str]) -> str | None:
-        """The same; None if marks make the text longer than this many characters."""
+        """Marks a text as `marked` does; returns None if the marks make it longer than `limit` characters."""
         for _ in range(MAX_ROUNDS):
             made = self._with_marks(text, mark, allowed)
             if made == text:

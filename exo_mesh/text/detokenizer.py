@@ -60,7 +60,7 @@ class Detokenizer:
         return self._advance(len(self._window), text)
 
     def _release_broken(self, text: str) -> str:
-        """Send the held tokens except those of the last character, which may still become complete.
+        """Send the held tokens except the tokens of the last character, which may still become complete.
 
         More tokens are held than one character needs, so some of their bytes can never become a character. The window
         may be cut at a border if both sides, decoded separately, give the same text as when decoded together.

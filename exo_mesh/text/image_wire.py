@@ -33,7 +33,7 @@ class ImageRecipe(msgspec.Struct, frozen=True):
     def with_filter(self, resample: Any) -> ImageRecipe:
         """The recipe with another filter. Raises ValueError for a filter that Pillow does not have."""
         if resample not in range(6):
-            raise ValueError(f"resample is {resample!r}, which is no filter")
+            raise ValueError(f"resample is {resample!r}, which is not a filter")
         return msgspec.structs.replace(self, resample=resample)
 
 

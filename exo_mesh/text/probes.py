@@ -145,7 +145,7 @@ class _Probes:
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": _TOOL}
 
     def _takes_short_ids(self) -> bool:
-        """Whether a short id shows as much as the one that was found."""
+        """Whether a short id shows as much as the id that was found."""
         if self._call_id != _LONG_ID:
             return False
         histories = []

@@ -97,7 +97,7 @@ class Analysis:
         return found
 
     def _one_of(self, parts: Sequence[tuple[Shape, ...]], word: str) -> list[Shape]:
-        """The shapes of a list of alternatives. Those that are only literals count as one."""
+        """The shapes of a list of alternatives. Alternatives that are only literals count as one."""
         others = [part for part in parts if any(shape.literals is None for shape in part)]
         if len(others) > MAX_SHAPES:
             raise SchemaError("the schema has too many alternatives")
@@ -184,7 +184,7 @@ def _references(schema: Any) -> Iterable[str]:
 
 
 def _only(shapes: Sequence[Shape]) -> Shape:
-    """The shape, if there is one alone; else one that anything may meet."""
+    """The shape, if there is exactly one; else a shape that anything may meet."""
     return shapes[0] if len(shapes) == 1 else Shape("")
 
 

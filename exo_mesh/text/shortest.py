@@ -20,7 +20,7 @@ MAX_DEPTH = 24
 
 
 def shortest_answer(spec: GrammarSpec) -> str:
-    """A text about as long as the shortest one that the grammar allows."""
+    """A text about as long as the shortest text that the grammar allows."""
     with suppress(ValueError, RecursionError, TypeError, AttributeError):  # check_grammar reports what is wrong
         match spec.kind:
             case "json_schema":

@@ -20,7 +20,7 @@ class TokenBytes:
         self._longest = max(map(len, self._sorted), default=0)
 
     def along(self, text: bytes) -> Iterator[int]:
-        """The ids of the tokens that `text` begins with, and of those that begin with `text`."""
+        """The ids of the tokens that `text` begins with, and of tokens that begin with `text`."""
         for size in range(1, min(len(text), self._longest + 1)):
             yield from self._starting(text[:size], exact=True)
         yield from self._starting(text, exact=False)

@@ -93,7 +93,7 @@ class ChatTemplate:
     variables: frozenset[str] = frozenset()
     """Names that the template reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
     traits: TemplateTraits = TemplateTraits()
-    """What it can do; the default until a renderer has tried it."""
+    """The template's abilities; the default until a renderer has tried it."""
     is_tried: bool = False
     """Whether a renderer has found the traits; a later attempt may succeed where one failed."""
     tool_use: ChatTemplate | None = None
@@ -101,12 +101,12 @@ class ChatTemplate:
 
     @property
     def sources(self) -> str:
-        """The text of this template and of the one for tools."""
+        """The text of this template and of the tool template."""
         return self.source if self.tool_use is None else f"{self.source}\n{self.tool_use.source}"
 
     @property
     def written(self) -> str:
-        """What this template and the one for tools wrote when they were tried."""
+        """The texts that this template and the tool template wrote when they were tried."""
         return self.traits.written if self.tool_use is None else self.traits.written + self.tool_use.traits.written
 
     @classmethod

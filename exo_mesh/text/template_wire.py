@@ -18,12 +18,15 @@ from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
 TokenizerMethod = Literal["encode_text", "encode_prompt", "encode_chat", "encode_for_vector", "check_length", "marked"]
 """Methods of TextModel that a child process can run."""
 
+Framed = bytearray
+"""A message as it is sent."""
+
 LENGTH = struct.Struct(">I")
 """The length before each message, in bytes."""
 
 MAX_ANSWER_BYTES = max(6 * MAX_LENGTH, 4 * CHANNELS * MAX_PIXELS // 3) + 4096
-"""Most bytes of an answer. JSON needs at most six bytes for a character, those of an escaped control character, and
-four for three bytes of pixels."""
+"""Most bytes of an answer. JSON needs at most six bytes for a character (an escaped control character), and four for
+three bytes of pixels."""
 
 EXIT_OUT_OF_MEMORY = 4
 """Exit code of a renderer process that ran out of memory while it read or answered a question."""
@@ -58,7 +61,7 @@ class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
-    """Check a grammar. kind and text: those of GrammarSpec; param: the field of the request that had the grammar."""
+    """Check a grammar. kind and text: as in GrammarSpec; param: the field of the request that had the grammar."""
 
     kind: GrammarKind
     text: str
@@ -124,7 +127,7 @@ class RendererReady(msgspec.Struct, tag="ready", frozen=True):
 
 
 class TemplateCompiled(msgspec.Struct, tag="compiled", frozen=True):
-    """The template can be used. variables: those of ChatTemplate."""
+    """The template can be used. variables: as in ChatTemplate."""
 
     variables: list[str]
 
@@ -179,7 +182,12 @@ Answer = (
 )
 
 
-def frame(message: Question | Answer) -> bytes:
-    """Encode a message for the pipe. Raises UnicodeEncodeError for a lone surrogate."""
-    body = msgspec.json.encode(message)
-    return LENGTH.pack(len(body)) + body
+def frame(message: Question | Answer) -> Framed:
+    """Encode a message for the pipe, without a second copy of it. Raises UnicodeEncodeError for a lone surrogate."""
+    framed = bytearray(LENGTH.size)
+    _encoder.encode_into(message, framed, LENGTH.size)
+    LENGTH.pack_into(framed, 0, len(framed) - LENGTH.size)
+    return framed
+
+
+_encoder = msgspec.json.Encoder()

@@ -43,7 +43,7 @@ MAX_IDS = 1 << 20
 """Most token ids, whatever config.json says; the largest vocabularies have 300,000."""
 
 MAX_PLACEHOLDERS = 10_000
-"""Most unknown ids between those of tokenizer.json and added tokens; each becomes a token that takes memory."""
+"""Most unknown ids between the ids of tokenizer.json and added tokens; each becomes a token that takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token beside those of tokenizer.json. token_id: None if no file gives one. The others: as in the tokenizers
-    library."""
+    """A token beside the tokens of tokenizer.json. token_id: None if no file gives one. The others: as in the
+    tokenizers library."""
 
     content: str
     token_id: int | None = None
@@ -70,9 +70,9 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """The text settings of one model. special_tokens: by the names that templates use. ids: those that configs give
-    for tokens without a text here. added: in the order of their ids. add_prefix_space: None: as tokenizer.json says.
-    num_ids: rows of the embedding; no further token can be added."""
+    """The text settings of one model. special_tokens: by the names that templates use. ids: from configs, for tokens
+    without a text here. added: in the order of their ids. add_prefix_space: None: as tokenizer.json says. num_ids: rows
+    of the embedding; no further token can be added."""
 
     architecture: str
     special_tokens: Mapping[str, str]
@@ -137,7 +137,7 @@ def read_bounds(file: Path, data: bytes, files: TextFiles) -> TokenizerBounds:
     except ModelError as exc:
         raise ModelError(f"{named(file)}: {exc}") from exc
     except msgspec.ValidationError as exc:
-        raise ModelError(f"{named(file)} is no tokenizer: {exc}") from exc
+        raise ModelError(f"{named(file)} is not a tokenizer: {exc}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         as_text(file, data)
         raise ModelError(f"{named(file)} is not valid JSON, or is cut short: {exc}; download it again") from exc
@@ -192,7 +192,7 @@ def _named_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[str, str
 
 
 def _added_tokens(directory: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Iterator[AddedToken]:
-    """The tokens of `added_tokens_decoder`, else of added_tokens.json, then those that are only named."""
+    """The tokens of `added_tokens_decoder`, else of added_tokens.json, then tokens that are only named."""
     lists = (settings.get("extra_special_tokens"), settings.get("additional_special_tokens"))
     others = [text for one in lists if isinstance(one, list) for text in map(_text_of, one) if text]
     names = dict.fromkeys([*special.values(), *others])

@@ -65,7 +65,7 @@ class TextModel:
     controls: ControlTexts | None = None
     """Its control tokens; None if it has no chat template."""
     bounds: TokenizerBounds | None = None
-    """What it can do to a text; None for an empty vocabulary."""
+    """Bounds of the tokenizer's effect on a text; None for an empty vocabulary."""
     num_ids: int = MAX_IDS
     """Token ids that the model can compute, by its config; tokens of the tokenizer may have others."""
     elsewhere: Elsewhere | None = None
@@ -101,7 +101,7 @@ class TextModel:
         return made if template is None else made.with_template(template)
 
     def with_template(self, template: ChatTemplate) -> TextModel:
-        """The same with a template that was tried: what it writes shows which tokens are control tokens."""
+        """The same with a tried template: its output shows which tokens are control tokens."""
         markers = {token for token, _ in self.output.tokens}
         return replace(self, template=template, controls=ControlTexts(self.tokenizer, markers, template.written))
 
@@ -158,7 +158,7 @@ class TextModel:
         return 0 <= token_id < self.num_ids and self.tokenizer.id_to_token(token_id) is not None
 
     def _computable(self, token_ids: list[int]) -> list[int]:
-        """The same tokens. Raises ModelError if the model has none with one of these ids; that of an image may be any,
+        """Returns the ids. Raises ModelError if the model has no token with one of them; the id of an image may be any,
         because it only says where the image is."""
         if max(token_ids, default=0) < self.num_ids:
             return token_ids
@@ -354,7 +354,7 @@ def tokenizer_text(directory: Path) -> str:
 
 
 _CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
-"""What would add tokens to those that a grammar forces, or leave some out."""
+"""Settings that would add tokens to the tokens that a grammar forces, or leave some out."""
 
 
 def _tokens_by_id(tokenizer: Tokenizer, ids: Mapping[str, int]) -> dict[str, str]:

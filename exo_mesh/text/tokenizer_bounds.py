@@ -36,8 +36,8 @@ MAX_ADDED_LENGTH = 1024
 """Most characters of an added token; the longest known has some 200 (a row of spaces)."""
 
 MAX_ADDED_GROWN = 1 << 21
-"""Most characters of all added tokens, and of those that the normalizer changes, when it has changed them. The library
-searches for all at once, and builds a machine whose size is a multiple of theirs."""
+"""Most characters of all added tokens, and of the tokens that the normalizer changes, when it has changed them. The
+library searches for all at once, and builds a machine whose size is a multiple of theirs."""
 
 MAX_LISTED_ADDED_LENGTH = 256
 """Most characters of an added token of a listed tokenizer. Where a short token begins a long one, the library looks for
@@ -57,7 +57,7 @@ MAX_TOKENS_AROUND = 1000
 """Most tokens that a post-processor may put around a text, over all its parts."""
 
 MAX_TOKEN_BYTES = 4096
-"""Tokens up to this size are always accepted, those of twice the size never; the longest known has 512 bytes."""
+"""Tokens up to this size are always accepted, tokens of twice the size never; the longest known has 512 bytes."""
 
 MAX_FIELD = 256
 """Most characters of the texts that a model puts before or after parts of words."""
@@ -196,7 +196,7 @@ def _part(raw: msgspec.Raw, name: str) -> Any:
 
 
 def _steps(node: Any) -> list[_Node]:
-    """The parts of a part, in their order: those of a Sequence, which may hold others."""
+    """The parts of a part, in their order: the parts of a Sequence, which may hold others."""
     if not isinstance(node, dict):
         return []
     if node.get("type") != "Sequence":
@@ -255,7 +255,7 @@ def _precompiled(node: _Node, _holds: int) -> _Step:
     try:
         table = b64decode(_text(node, "precompiled_charsmap"), validate=True)
     except (Base64Error, ValueError) as exc:
-        raise ModelError(f"its normalizer has a table of characters that is no base64: {exc}") from exc
+        raise ModelError(f"its normalizer has a table of characters that is not base64: {exc}") from exc
     texts = table[4 + int.from_bytes(table[:4], "little") :]
     return max((len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")), default=1) or 1, _ANY
 

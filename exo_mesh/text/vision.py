@@ -137,7 +137,7 @@ def _channels(value: Any, default: Channels) -> Channels:
 def _token(token_of: Callable[[int], str | None], token_id: Any, name: str) -> str:
     text = token_of(token_id) if isinstance(token_id, int) and 0 <= token_id < 2**31 else None
     if not text:
-        raise _UnusableError(f"{name} of config.json is no token of the tokenizer")
+        raise _UnusableError(f"{name} of config.json is not a token of the tokenizer")
     return text
 
 

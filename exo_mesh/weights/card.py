@@ -61,7 +61,7 @@ TEXT_FILES = (
 model."""
 
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
-"""Those that it needs besides for images. They came later, and are in no digest that peers compare."""
+"""Files that a model needs besides for images. They came later, and are in no digest that peers compare."""
 
 LATER_TEXT_FILES = (TOOL_USE_FILE, ADDED_TOKENS_FILE)
 """Further files for text. An older peer does not take them, and they are in no digest that peers compare."""

@@ -91,7 +91,7 @@ def _shape(name: str, info: TensorInfo, vocab_size: Any, rows: int | None) -> tu
 
 
 def _is_widened(info: TensorInfo) -> bool:
-    """Whether a tensor becomes float32; those of GGUF files are dequantised."""
+    """Whether a tensor becomes float32; GGUF tensors are dequantised."""
     return info.dtype in _WIDENED or needs_conversion(info)
 
 

@@ -179,7 +179,7 @@ class LayerPieces:
         }
 
     def ranges_here(self, manifest: Manifest) -> list[range]:
-        """The longest ranges of layers of which all bytes are on disk."""
+        """The longest ranges of layers with all bytes on disk."""
         here = {part for part, pieces in self._parts.items() if is_here(manifest, pieces)}
         sizes = {
             part: {file: num_bytes(spans) for file, spans in pieces.items()} for part, pieces in self._parts.items()

@@ -92,7 +92,7 @@ class _Maker:
         values = value.numbers() if isinstance(value, GgufArray) and value.length <= MAX_FACTORS else (value,)
         whole = [one for one in values if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31]
         if len(whole) != len(values):
-            raise ModelError(f"{self._key(key)} is not a size, or has one that is none")
+            raise ModelError(f"{self._key(key)} must be a size, or a list of sizes")
         return max(whole, default=0)
 
     def config(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class _Maker:
         return embedding.shape[0]
 
     def _dtype(self) -> dict[str, Any]:
-        """The dtype of activations: that of the weights; bfloat16 if they are quantised."""
+        """The dtype of activations: the weights' dtype; bfloat16 if they are quantised."""
         found = {info.dtype for info in self._table.values() if len(info.shape) > 1}
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         return {"torch_dtype": names[found.pop()] if len(found) == 1 and found <= names.keys() else "bfloat16"}
@@ -343,7 +343,7 @@ def _gemma2(maker: _Maker, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(maker: _Maker, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every sixth layer sees all positions. rope_theta and the scaling are those of these layers."""
+    """Every sixth layer sees all positions. rope_theta and the scaling belong to these layers."""
     caps = {"final_logit_softcapping": maker.positive("final_logit_softcapping")} if maker.has(
         "final_logit_softcapping") else {}  # fmt: skip
     return {

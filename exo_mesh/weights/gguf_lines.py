@@ -50,7 +50,8 @@ class GgufLines:
         return lines
 
     def _in_order(self, heads: int, first: int, count: int) -> np.ndarray:
-        """Lines in the order of the checkpoint: first those of all first halves of a head, then the second ones."""
+        """Lines in the order of the checkpoint: first the lines of all first halves of a head, then the second
+        halves'."""
         if len(self.info.shape) == 1:
             values = self._as_stored(0, 1).reshape(heads, -1, 2)
             return np.ascontiguousarray(values.swapaxes(1, 2)).reshape(1, -1)[first : first + count]

@@ -22,7 +22,7 @@ _BESIDE_MODELS = re.compile(r"(\A|[-_.])mmproj|(\A|[-_.])imatrix|\Amtp-", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(TensorInfo):
-    """A tensor of a GGUF file whose values differ from those of the checkpoint that it was made from.
+    """A tensor of a GGUF file whose values differ from the checkpoint that it was made from.
 
     heads: the number of heads in whose rows the halves are interleaved; 0 if no rows were reordered. added: what was
     added to each value. Shape and bytes are those of the file.
@@ -33,7 +33,7 @@ class GgufTensor(TensorInfo):
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file name is that of a model, or of its first shard."""
+    """Whether a file name names a model, or its first shard."""
     if not name.endswith(SUFFIX) or _BESIDE_MODELS.search(name):
         return False
     shard = _SHARD.fullmatch(name)
@@ -95,7 +95,7 @@ def gguf_family(header: GgufHeader) -> GgufFamily | None:
     """The family of a model; None for one whose files only llama.cpp reads. Raises ModelError if the file has none."""
     architecture = header.architecture
     if not re.fullmatch(r"[\w.-]{1,64}", architecture):
-        raise ModelError(f"general.architecture is {shown(architecture)}, which is no name of an architecture")
+        raise ModelError(f"general.architecture is {shown(architecture)}, which is not the name of an architecture")
     return family_of(architecture, header.integer(f"{architecture}.expert_count", 0) or 0)
 
 
@@ -132,7 +132,7 @@ def read_gguf_table(model_dir: Path, first: str) -> TensorTable:
 
 
 def _checked(family: GgufFamily, name: str, found: str, info: TensorInfo, heads: int, kv_heads: int) -> TensorInfo:
-    """The tensor with the differences of its family. Raises ModelError if its rows cannot be those of its heads."""
+    """The tensor with the differences of its family. Raises ModelError if its rows do not fit its heads."""
     if family.plus_one and found.endswith("norm.weight"):
         return GgufTensor(info.file, info.dtype, info.shape, info.start, info.stop, added=1.0)
     if ".ffn_gate_inp_shexp." in name and len(info.shape) == 1:

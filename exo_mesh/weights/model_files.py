@@ -285,7 +285,7 @@ def _resolve(file: Path) -> Path:
 
 
 def _is_viewed(file: Path, real: Path) -> bool:
-    """Whether a link to a GGUF file is one that a node made. A model's author could only name another GGUF file."""
+    """Whether a link to a GGUF file was made by a node. A model's author could only name another GGUF file."""
     if file.suffix != ".gguf":
         return False
     try:

@@ -14,7 +14,7 @@ MODEL_NAME = re.compile(rf"{PART}(?:/{PART})?(?:@{PART})?")
 """`name`, `org/name` or `org/name@revision`: the directory of a model below a directory of models."""
 
 FILE_NAME = re.compile(r"[\w\-][\w.\-]{0,240}")
-"""A file of a model, directly in its directory. Those of a hub may be in folders too: models/fetcher/listings.py."""
+"""A file of a model, directly in its directory. Files of a hub may be in folders too: models/fetcher/listings.py."""
 
 WEIGHT_SUFFIXES = frozenset({"safetensors", "gguf"})
 TEXT_SUFFIXES = frozenset({"json", "jinja", "txt", "model", "tiktoken"})

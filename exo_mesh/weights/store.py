@@ -122,8 +122,8 @@ class ModelStore:
         return self.card_at(*self._find(name))
 
     def card_at(self, name: str, model_dir: Path, source: GgufSource | None = None) -> ModelCard:
-        """The card of one of `found().models`; source: the one of `found().sources`, if there is one. Raises ModelError
-        and nothing else, whatever is in the directory."""
+        """The card of one of `found().models`; source: its entry in `found().sources`, if there is one. Raises
+        ModelError and nothing else, whatever is in the directory."""
         known = self._known(name, model_dir, source)
         if known is None:
             with self._turn:  # one at a time: reading several at once would only take more memory

@@ -1,4 +1,4 @@
-"""Who may make which gRPC call: one table of all calls, and the check of a caller in an open mesh.
+"""Who may make a call in an open mesh: the rules that the rows of calls have, and the check of a caller.
 
 In a closed mesh every caller has proved that it knows the secret, so every peer may make every call. In an open mesh
 anybody can send any call and join as a peer, so the right to make a call never follows from what the caller says of
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from urllib.parse import unquote
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.errors import MeshError, PeerVersionError
@@ -53,70 +53,12 @@ class Rule:
     instead: str = ""
 
 
-_ANYBODY, _PEER = Rule(Access.ANYBODY), Rule(Access.PEER)
-
-CALLS: Mapping[str, Rule] = {
-    # Membership: messages that introduce their sender, and carry news.
-    "Control/Hello": _ANYBODY,
-    "Control/Probe": _ANYBODY,
-    "Control/IndirectProbe": _ANYBODY,
-    "Control/Exchange": _ANYBODY,
-    "Control/Goodbye": _ANYBODY,
-    "Control/Confirm": _ANYBODY,
-    "Paths/ProbePath": _ANYBODY,
-    # What anybody may read over the API of an open mesh too.
-    "Control/DescribeModel": _ANYBODY,
-    "Control/DescribeFiles": _ANYBODY,
-    "Control/ReadTextFiles": _ANYBODY,
-    "Control/Diagnose": _ANYBODY,
-    "Control/LookAtStage": _ANYBODY,
-    # Placement: a peer places models over machines whose API it does not call.
-    "Control/SelfTest": _ANYBODY,
-    "Control/Reserve": _ANYBODY,
-    "Control/Commit": _ANYBODY,
-    "Control/Link": _ANYBODY,
-    "Control/Introduce": _ANYBODY,  # in an open mesh from peers only, never from the hub: see ModelDesk
-    "Control/Pull": _ANYBODY,  # the same
-    # The data plane: a ring's frames, and the requests to its driver.
-    "Ring/Frames": _ANYBODY,
-    "Driver/Generate": _ANYBODY,
-    "Driver/Recall": _ANYBODY,
-    "Driver/PutImage": _ANYBODY,
-    # What ends or reads the work of others.
-    "Control/Release": _PEER,
-    "Control/DeleteInstance": _PEER,
-    "Control/KeepInstance": _PEER,
-    "Control/Cancel": _PEER,
-    "Control/FindStreams": _PEER,
-    "Control/FollowStream": _PEER,
-    "Control/ReadKept": _PEER,
-    "Control/DeleteKept": _PEER,
-    # What only the owner of a machine decides.
-    "Control/StopNode": Rule(Access.OWNER, "exo-mesh node stop` or `exo-mesh node restart"),
-    "Control/Drain": Rule(Access.OWNER, "exo-mesh drain` or `exo-mesh drain --undo"),
-    "Control/Wake": Rule(Access.OWNER, "exo-mesh wake PEER"),
-    "Control/ReadLog": Rule(
-        Access.OWNER, 'curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'
-    ),
-    "Control/ReadTraces": Rule(Access.OWNER, "curl http://127.0.0.1:52415/v1/traces"),
-    "Control/DeleteTraces": Rule(
-        Access.OWNER,
-        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/traces/delete',
-    ),
-    "Control/Capture": Rule(
-        Access.OWNER,
-        'curl -X POST -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/v1/diagnostics/node/capture',
-    ),
-    "Control/DropModel": Rule(Access.OWNER, "exo-mesh rm MODEL"),
-    "Control/DeleteCard": Rule(Access.OWNER, "exo-mesh models delete MODEL"),
-    "Control/ShareKeys": Rule(Access.SECRET),
-}
-"""All calls of all services, as SERVICE/CALL."""
+ANYBODY, PEER, SECRET = Rule(Access.ANYBODY), Rule(Access.PEER), Rule(Access.SECRET)
 
 
-def rule_of(path: str) -> Rule:
-    """The rule of a call by its gRPC path, such as `/exo_mesh.Control/Drain`. KeyError for an unknown call."""
-    return CALLS[path.removeprefix("/exo_mesh.")]
+def owner(instead: str) -> Rule:
+    """Only the owner of the machine makes the call; see Rule."""
+    return Rule(Access.OWNER, instead)
 
 
 class OwnCalls:
@@ -141,19 +83,14 @@ class OwnCalls:
         return made is not None and self._now() - made <= PROOF_S
 
 
-class Confirming(Protocol):
-    """A connection to a peer that this node has opened."""
-
-    async def confirm(self, proof: str, timeout_s: float) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PeerAt:
-    """A live peer. hosts: the addresses, without ports, at which this node reaches it."""
+    """A live peer. hosts: the addresses, without ports, at which this node reaches it. confirm: asks the peer, over the
+    connection that this node has opened, whether it makes the call with a proof."""
 
     id: str
     hosts: Set[str]
-    client: Confirming
+    confirm: Callable[[str], Awaitable[bool]]
 
 
 class CallGuard:
@@ -169,11 +106,15 @@ class CallGuard:
         self._open_admin = open_admin
         self._peers = peers
 
-    async def refusal(self, path: str, caller_host: str, proof: str) -> str:
+    @property
+    def obeys_all(self) -> bool:
+        """Whether no call is refused, because every caller has proved that it knows the secret."""
+        return self._is_closed
+
+    async def refusal(self, call: str, rule: Rule, caller_host: str, proof: str) -> str:
         """The reason why a call is refused; "" if it is not. proof: the value of the metadata PROOF_KEY."""
         if self._is_closed:
             return ""
-        rule, call = rule_of(path), path.rpartition("/")[2]
         if rule.access is Access.SECRET:
             return f"{call} works only in a mesh with a secret, and this mesh is open"
         if self._open_admin or rule.access is Access.ANYBODY:
@@ -200,7 +141,7 @@ class CallGuard:
 
 async def _confirms(peer: PeerAt, proof: str) -> bool:
     try:
-        return await peer.client.confirm(proof, CONFIRM_S)
+        return await peer.confirm(proof)
     except MeshError:
         return False
 
@@ -208,9 +149,17 @@ async def _confirms(peer: PeerAt, proof: str) -> bool:
 async def _is_older(peer: PeerAt) -> bool:
     """Whether a peer is of a version that sends no proofs. Its calls count if they come from its machine."""
     try:
-        await peer.client.confirm("", CONFIRM_S)
+        await peer.confirm("")
     except PeerVersionError:
         return True
     except MeshError:
         return False
     return False
+
+
+def host_of_peer(peer: str) -> str:
+    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
+    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
+    kind, _, rest = peer.partition(":")
+    host = unquote(rest.rpartition(":")[0]).strip("[]")
+    return host if kind in ("ipv4", "ipv6") else ""

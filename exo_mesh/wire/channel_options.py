@@ -5,8 +5,8 @@ from __future__ import annotations
 from exo_mesh.wire.incoming import MAX_BYTES
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Longest gRPC message for which no other limit applies: a requested reply, such as that of a self-test. Ring messages
-stay below 9 MiB; wire/incoming.py limits unrequested messages."""
+"""Longest gRPC message for which no other limit applies: a requested reply, such as a self-test's. Ring messages stay
+below 9 MiB; wire/incoming.py limits unrequested messages."""
 
 STREAM_WINDOW_BYTES = 32 * 1024 * 1024
 """Bytes that a sender may have in transit before the receiver reads them: a whole prefill chunk, so that its transfer
@@ -41,8 +41,8 @@ IDLE_S = 60.0
 """A connection to a control port without a call is closed after this time. Nodes close theirs after 3 s."""
 
 MAX_CONNECTIONS = 1024
-"""Most connections to a control port; further ones are closed at once. One that only began a TLS handshake takes about
-60 kB, so a flood adds at most 60 MB. In a mesh of 200 peers a node has fewer than 600."""
+"""Most connections to a control port; further ones are closed at once. A connection that only began a TLS handshake
+takes about 60 kB, so a flood adds at most 60 MB. In a mesh of 200 peers a node has fewer than 600."""
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,

@@ -1,4 +1,5 @@
-"""Opens all gRPC channels and binds all servers: with mutual TLS if there are credentials, otherwise in plain text."""
+"""Opens all gRPC channels, makes calls over them by rows, and binds all servers: with mutual TLS if there are
+credentials, otherwise in plain text."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials, CredentialSource
 from exo_mesh.wire.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream
 
 Option = tuple[str, int | str]
 
@@ -97,3 +100,15 @@ def _server_credentials(source: CredentialSource, on_connection: Callable[[], No
 
 def _shown(own: Credentials) -> Any:
     return grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)
+
+
+def method_of(channel: grpc.aio.Channel, row: AnyRow, read: Any = None) -> Any:
+    """The call over a channel, as gRPC makes it. read: reads a reply; by default without limits. Raises TransportError
+    if the channel is closed: there gRPC would end the process."""
+    if channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN:
+        raise TransportError("the connection is closed")
+    if isinstance(row, PeerCall):
+        make: Any = channel.unary_unary
+    else:
+        make = channel.unary_stream if isinstance(row, PeerStream) else channel.stream_unary
+    return make(row.path, row.request.SerializeToString, read or row.reply.FromString)

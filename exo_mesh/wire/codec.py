@@ -6,7 +6,7 @@
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
 The frame header is msgpack: with protobuf, encoding and decoding it took a third of a hop
-(docs/how-it-works/benchmarks.md). Tensor bytes follow unchanged. A frame that fits one message is read without copying
+(docs/measurements/hop.md). Tensor bytes follow unchanged. A frame that fits one message is read without copying
 them, so all but the longest frames are one message; the others are cut into pieces.
 """
 
@@ -47,7 +47,7 @@ _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
 def encode_frame(frame: Frame) -> Iterable[bytes]:
-    """The messages that carry a frame, in order. Those of a long frame are created on demand, so that each is sent
+    """The messages that carry a frame, in order. Messages of a long frame are created on demand, so that each is sent
     while it is in the CPU cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import printable
@@ -25,37 +26,14 @@ from exo_mesh.errors import (
 )
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
-from exo_mesh.wire.call_access import OwnCalls
-from exo_mesh.wire.careful_channel import CarefulChannel
+from exo_mesh.wire.call_access import Access, OwnCalls
 from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
-from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.gate import CODE_KEY, NAMESPACE_KEY
+from exo_mesh.wire.incoming import read_message
+from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, Q, R
 from exo_mesh.wire.probes.asking import DatagramProbes
 from exo_mesh.wire.probes.port import ProbePort
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import control_pb2_grpc as rpc
-from exo_mesh.wire.proto import paths_pb2, paths_pb2_grpc
-
-CALL_S = 5.0
-"""Deadline of calls that answer from memory or a local file."""
-
-LOOK_S = 1.5
-"""Deadline of a question whose caller has a waiting client and may try another address."""
-
-TEXT_FILES_S = 60.0
-"""Deadline for reading text files: a tokenizer may have 20 MB, and the link may be Wi-Fi."""
-
-KEPT_S = 30.0
-"""Deadline for reading a kept conversation: it may have 32 MB."""
-
-SURVEY_S = 120.0
-"""Deadline for a peer that first has to import an engine's library and trace a model to find its legal cuts."""
-
-SELF_TEST_S = 180.0
-"""Deadline for a peer that imports an engine's library, writes a few layers in float32 and computes them."""
-
-INTRODUCE_S = 120.0
-"""Deadline for a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
 
 IDLE_MS = 3000
 """A connection without calls is closed after this time, because its keepalive timer at either end wakes each thread of
@@ -82,6 +60,34 @@ _DIAL_OPTIONS = [
 ]
 
 
+class _Methods:
+    """The calls over one channel, as gRPC makes them from rows."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._known: dict[AnyRow, Any] = {}
+
+    def of(self, row: AnyRow) -> Any:
+        method = self._known.get(row)
+        if method is None:
+            method = self._known[row] = method_of(self._channel, row, _reader(row))
+        return method
+
+
+def _reader(row: AnyRow) -> Callable[[bytes], Message | TransportError]:
+    """A function that reads replies with limits. It returns an error instead of raising it: gRPC would log the error
+    and return None."""
+
+    def read(data: bytes) -> Message | TransportError:
+        try:
+            message: Message = read_message(row.reply, data, row.reply_bytes)
+        except TransportError as exc:
+            return exc
+        return message
+
+    return read
+
+
 class ControlClient:
     """Calls the peer at "host:port". Raises TransportError if it cannot be reached, DeadlineError if it does not
     answer, and the peer's own MeshError if it refuses. probe_port: for probes by datagram; without one, all are
@@ -104,10 +110,11 @@ class ControlClient:
         self._old_channels: list[grpc.aio.Channel] = []
         self._quiet_channels: set[grpc.aio.Channel] = set()
         self._is_closed = False
+        self._has_answered = False
         self._loud_calls = 0
         self._last_call_at = math.inf
         """When the last call on `_channel` ended."""
-        self._datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
+        self.datagrams = None if probe_port is None else DatagramProbes(address, probe_port)
         self._calls = 0
         self._reports = 0
         self._no_report = asyncio.Event()
@@ -115,7 +122,7 @@ class ControlClient:
 
     def at(self, address: str) -> ControlClient:
         """A new client with the same credentials and another address."""
-        port = None if self._datagrams is None else self._datagrams.port
+        port = None if self.datagrams is None else self.datagrams.port
         return ControlClient(address, self._credentials, self._namespace, port, self._own_calls)
 
     async def close(self) -> None:
@@ -158,226 +165,91 @@ class ControlClient:
         await self._no_report.wait()
         await self.close()
 
-    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
-        request = paths_pb2.PathProbeRequest(reply_bytes=reply_bytes)
-        reply: paths_pb2.PathProbeReply = await self._call(self._paths.ProbePath, request, timeout_s)
-        return reply
-
-    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
+    async def call(self, row: PeerCall[Q, R], request: Q, timeout_s: float | None = None) -> R:
+        """Make a call. timeout_s: the deadline of the row, if None."""
+        method = self._methods_now.of(row)
+        self._began()
         try:
-            reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
-        except StrangerError:
-            raise
-        except TransportError as exc:
-            if self._credentials is None and "Socket closed" in str(exc):  # how a TLS server answers plain HTTP/2
-                raise StrangerError(
-                    f"the node at {self.address} closed the connection: its mesh has a secret, but this node has none"
-                ) from exc
-            raise
-        return reply
+            await self._close_old()
+            deadline_s = row.deadline_s if timeout_s is None else timeout_s
+            reply: R = _unless_error(await method(request, timeout=deadline_s, metadata=self._metadata_of(row)))
+            self._has_answered = True
+            return reply
+        except _FAILURES as exc:
+            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
+                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
+            raise self._translated(exc) from exc
+        finally:
+            self._ended()
 
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> pb.ProbeReply:
-        began = monotonic()
-        if self._datagrams is not None and not by_call and (heard := await self._datagrams.ask(request)) is not None:
-            return heard
-        left_s = max(0.0, timeout_s - (monotonic() - began))
-        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, left_s)
-        if self._datagrams is not None:
-            self._datagrams.called(reply)
-        return reply
-
-    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
-        reply: pb.IndirectProbeReply = await self._call(self._stub.IndirectProbe, request, timeout_s)
-        return reply
-
-    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        reply: pb.ExchangeReply = await self._call(self._stub.Exchange, request, timeout_s)
-        return reply
-
-    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
-        await self._call(self._stub.Goodbye, request, timeout_s)
-
-    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
-        """With an engine, the reply also has that engine's survey of the model, and the card its legal cuts."""
-        request = pb.DescribeModelRequest(model=model, engine=engine)
-        deadline_s = SURVEY_S + CALL_S if engine else CALL_S
-        reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
-        return reply
-
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        deadline_s = SELF_TEST_S + CALL_S
-        reply: pb.SelfTestReply = await self._call(self._stub.SelfTest, request, deadline_s)
-        return reply
-
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        reply: pb.ReserveReply = await self._call(self._stub.Reserve, request, CALL_S)
-        return reply
-
-    async def link(self, request: pb.LinkRequest) -> None:
-        await self._call(self._stub.Link, request, CALL_S)
-
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        reply: pb.LookAtStageReply = await self._call(self._stub.LookAtStage, request, LOOK_S)
-        return reply
-
-    async def release(self, request: pb.ReleaseRequest) -> None:
-        # A stage may need all of its 4 s to stop.
-        await self._call(self._stub.Release, request, 2 * CALL_S)
-
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        request = pb.CancelRequest(request_id=request_id, key_id=key_id)
-        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
-        return reply.found
-
-    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        request = pb.CancelRequest(instance_id=instance_id, request_id=request_id)
-        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, LOOK_S)
-        return reply.count
-
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        reply: pb.FindStreamsReply = await self._call(self._stub.FindStreams, request, LOOK_S)
-        return reply
-
-    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """Without a deadline: the answer has one at the peer where it entered."""
-        async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
-            async for item in items:
-                yield item
-
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
-        async with aclosing(self._items(self._stub.ReadKept, request, KEPT_S)) as items:
-            async for item in items:
-                yield item
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        reply: pb.DeleteKeptReply = await self._call(self._stub.DeleteKept, request, CALL_S)
-        return reply.found
-
-    async def delete_card(self, model: str) -> bool:
-        reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
-        return reply.found
-
-    async def delete_instance(self, fence: pb.Fence, *, is_replaced: bool = False) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence, replaced=is_replaced)
-        reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
-        return reply.found
-
-    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
-        request = pb.KeepInstanceRequest(instance_id=instance_id, idle_s=idle_s)
-        reply: pb.KeepInstanceReply = await self._call(self._stub.KeepInstance, request, CALL_S)
-        return reply.found
-
-    async def stop_node(self, node_id: str, *, restart: bool) -> None:
-        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
-
-    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
-        reply: pb.WakeReply = await self._call(self._stub.Wake, request, timeout_s)
-        return reply.num_networks
-
-    async def drain(self, node_id: str, *, on: bool) -> None:
-        await self._call(self._stub.Drain, pb.DrainRequest(on=on, node_id=node_id), CALL_S)
-
-    async def read_log(self, records: int) -> bytes:
-        reply: pb.ReadLogReply = await self._call(self._stub.ReadLog, pb.ReadLogRequest(records=records), CALL_S)
-        return reply.json
-
-    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
-        reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
-        return reply
-
-    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
-        reply: pb.ReadTracesReply = await self._call(self._stub.ReadTraces, request, timeout_s)
-        return reply
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        reply: pb.DeleteTracesReply = await self._call(self._stub.DeleteTraces, request, timeout_s)
-        return reply.count
-
-    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
-        reply: pb.CaptureReply = await self._call(self._stub.Capture, pb.CaptureRequest(runner=runner), timeout_s)
-        return reply
-
-    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
-        reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
-        return reply
-
-    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
-        request = pb.IntroduceRequest(model=model, model_digest=digest, repo=repo, revision=revision)
-        await self._call(self._stub.Introduce, request, INTRODUCE_S)
-
-    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
-        request = pb.DescribeFilesRequest(model=model)
-        reply: pb.DescribeFilesReply = await self._call(self._stub.DescribeFiles, request, CALL_S)
-        return reply
-
-    async def pull(self, request: pb.PullRequest) -> None:
-        await self._call(self._stub.Pull, request, INTRODUCE_S)
-
-    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
-        request = pb.DropModelRequest(model=model, files=files, staged=staged)
-        reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
-        return reply.freed_bytes if reply.found else None
-
-    async def confirm(self, proof: str, timeout_s: float) -> bool:
-        reply: pb.ConfirmReply = await self._call(self._stub.Confirm, pb.ConfirmRequest(proof=proof), timeout_s)
-        return reply.is_mine
-
-    async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        request = pb.ReadTextFilesRequest(model=model, takes_image_files=True, takes_later_text_files=True)
-        async with aclosing(self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S)) as items:
-            async for item in items:
-                yield item
-
-    async def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
-        """Yields reports as long as the stage lives. Without a deadline: the receiver watches the time between
-        reports."""
-        self._reports += 1
-        self._no_report.clear()
+    async def stream(self, row: PeerStream[Q, R], request: Q, *, quiet: bool = False) -> AsyncGenerator[R, None]:
+        """The messages of a stream. quiet: over a connection with so few pings that half a minute may pass before its
+        loss is noticed."""
+        self._reports += row.outlives_verdict
+        if row.outlives_verdict:
+            self._no_report.clear()
         try:
             async with (
-                self._quiet_stub() if quiet else nullcontext(self._stub) as stub,
-                aclosing(self._items(stub.Commit, request, None, quiet=quiet)) as items,
+                self._quiet_methods() if quiet else nullcontext(self._methods_now) as methods,
+                aclosing(self._read(methods, row, request, quiet=quiet)) as items,
             ):
                 async for item in items:
                     yield item
         finally:
-            self._reports -= 1
+            self._reports -= row.outlives_verdict
             if not self._reports:
                 self._no_report.set()
 
+    async def _read(
+        self, methods: _Methods, row: PeerStream[Q, R], request: Q, *, quiet: bool
+    ) -> AsyncGenerator[R, None]:
+        call = None
+        self._began(quiet=quiet)
+        try:
+            await self._close_old()
+            call = methods.of(row)(request, timeout=row.deadline_s, metadata=self._metadata_of(row))
+            # not `async for`, whose iterator would keep the call, and so its connection, until a collection
+            while (item := await call.read()) is not grpc.aio.EOF:
+                yield _unless_error(item)
+        except _FAILURES as exc:
+            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
+                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
+            raise self._translated(exc) from exc
+        finally:
+            self._ended(quiet=quiet)
+            if call is not None:
+                call.cancel()
+
+    def _metadata_of(self, row: AnyRow) -> tuple[tuple[str, str], ...]:
+        """The metadata of one call, with a proof if it needs one."""
+        if self._own_calls is None or row.access.access is not Access.PEER:
+            return self._metadata
+        return (*self._metadata, self._own_calls.metadata())
+
     @asynccontextmanager
-    async def _quiet_stub(self) -> AsyncIterator[Any]:
+    async def _quiet_methods(self) -> AsyncIterator[_Methods]:
         """The calls over a channel of their own, with few pings. It is closed at the end, for the reason of RENEW_S."""
         if self._is_closed:
             raise TransportError(f"the connection to {self.address} is closed")
         channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS, *QUIET_REPORTS])
         self._quiet_channels.add(channel)
         try:
-            yield rpc.ControlStub(CarefulChannel(channel, self._own_calls))  # type: ignore[no-untyped-call]
+            yield _Methods(channel)
         finally:
             self._quiet_channels.discard(channel)
             await channel.close()
 
+    @property
+    def _methods_now(self) -> _Methods:
+        self._renew()
+        return self._methods
+
     def _open(self) -> None:
         self._channel = open_channel(self.address, self._credentials, [*QUIET, *_DIAL_OPTIONS])
-        careful = CarefulChannel(self._channel, self._own_calls)
-        self._stubs = (
-            rpc.ControlStub(careful),  # type: ignore[no-untyped-call]
-            paths_pb2_grpc.PathsStub(careful),  # type: ignore[no-untyped-call]
-        )
-
-    @property
-    def _stub(self) -> Any:
-        self._renew()
-        return self._stubs[0]
-
-    @property
-    def _paths(self) -> Any:
-        self._renew()
-        return self._stubs[1]
+        self._methods = _Methods(self._channel)
 
     def _renew(self) -> None:
-        """Use another channel after a pause; see RENEW_S. `_close_old` closes the one before."""
+        """Use another channel after a pause; see RENEW_S. `_close_old` closes the old channel."""
         if not self._is_closed and not self._loud_calls and monotonic() - self._last_call_at >= RENEW_S:
             self._old_channels.append(self._channel)
             self._open()
@@ -397,44 +269,12 @@ class ControlClient:
         if not quiet:
             self._last_call_at = monotonic()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        self._began()
-        try:
-            await self._close_old()
-            return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
-        except _FAILURES as exc:
-            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
-                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
-            raise self._translated(exc) from exc
-        finally:
-            self._ended()
-
-    async def _items(
-        self, method: Any, request: Any, timeout_s: float | None, *, quiet: bool = False
-    ) -> AsyncGenerator[Any, None]:
-        call = None
-        self._began(quiet=quiet)
-        try:
-            await self._close_old()
-            call = method(request, timeout=timeout_s, metadata=self._metadata)
-            # not `async for`, whose iterator would keep the call, and so its connection, until a collection
-            while (item := await call.read()) is not grpc.aio.EOF:
-                yield _unless_error(item)
-        except _FAILURES as exc:
-            if isinstance(exc, asyncio.CancelledError) and was_cancelled():
-                raise  # not from itself: that cycle would keep the call, and so its connection, until a collection
-            raise self._translated(exc) from exc
-        finally:
-            self._ended(quiet=quiet)
-            if call is not None:
-                call.cancel()
-
     def _translated(self, exc: BaseException) -> MeshError:
         """The MeshError for a failed call."""
         if not isinstance(exc, grpc.aio.AioRpcError):
             return TransportError(f"the connection to {self.address} was closed")
-        if self._datagrams is not None and exc.code() in _UNREACHED:
-            self._datagrams.call_failed()
+        if self.datagrams is not None and exc.code() in _UNREACHED:
+            self.datagrams.call_failed()
         details = printable(exc.details() or "")
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
         if exc.code() == grpc.StatusCode.PERMISSION_DENIED and code != OpenMeshError.code:
@@ -445,6 +285,10 @@ class ControlClient:
             return PeerVersionError(f"the peer at {self.address} runs another version of exo-mesh: {details}")
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
+        if self._credentials is None and not self._has_answered and "Socket closed" in details:
+            return StrangerError(  # how a TLS server answers plain HTTP/2
+                f"the node at {self.address} closed the connection: its mesh has a secret, but this node has none"
+            )
         if self._credentials is not None and "handshake failed" in details.lower():
             return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {details}")

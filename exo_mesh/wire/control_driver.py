@@ -27,13 +27,19 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.security.credentials import Credentials, CredentialSource
+from exo_mesh.wire.calls import GENERATE, RECALL
 from exo_mesh.wire.channel_options import TOKENS
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
+from exo_mesh.wire.channels import method_of, open_channel
+from exo_mesh.wire.driver_codec import (
+    event_from_proto,
+    prefix_from_proto,
+    prompt_from_proto,
+    request_to_proto,
+    trace_from_proto,
+)
 from exo_mesh.wire.image_upload import UploadedCall
 from exo_mesh.wire.plan_codec import ballot_from_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import driver_pb2_grpc as rpc
 
 # Redial at once after a break: the caller decides how often and how long, not grpc's back-off of up to 120 s. The
 # "minimum" is also the timeout of one attempt.
@@ -46,16 +52,9 @@ _DIAL_OPTIONS = [
 
 MAX_RETRY_AFTER_S = 30.0
 
-MAX_SHOWN = 16
-"""Most tokens of a kept sequence that a driver may show."""
-
 MOST_READ_A_ROUND = 16
 """Messages of drivers that are processed in one round of the event loop: with a thousand streams, their tokens arrive
 together, and take 65 us each."""
-
-RECALL_S = 1.0
-"""Deadline of a lookup in the driver's memory: the client waits, and without an answer the tokens are only computed
-again."""
 
 _Key = tuple[str, Credentials | None]
 
@@ -125,8 +124,7 @@ class DriverCall:
         if message.trace:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
         if message.HasField("prefix"):
-            told = message.prefix
-            self.prefix = PrefixReport(told.common, tuple(told.theirs[:MAX_SHOWN]), told.is_own)
+            self.prefix = prefix_from_proto(message.prefix)
         if message.error_code:
             error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
             if isinstance(error, OverloadError) and message.wait_s > 0:
@@ -242,11 +240,14 @@ class DriverChannels:
         ballot, in the same stream; `DriverCall.read` raises what it raises.
         """
         key = (endpoint, self._credentials.current if self._credentials else None)
-        stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
+        channel = self._take(key)
         if request.resumed:
             silences = replace(silences, queue_s=math.inf)
         message = request_to_proto(plan, request)
-        stream = UploadedCall(stub, message, request.pictures) if request.pictures else stub.Generate(message)
+        if request.pictures:
+            stream: Any = UploadedCall(channel, message, request.pictures)
+        else:
+            stream = method_of(channel, GENERATE)(message)
         give_back = partial(self._give_back, key)
         return DriverCall(
             stream, plan, silences, give_back, on_trace=on_trace, on_ballot=on_ballot, clock=clock, turns=self._turns
@@ -256,9 +257,9 @@ class DriverChannels:
         """The number of tokens that the driver there keeps of an answer, by its key; None if it has none or does not
         answer."""
         key = (endpoint, self._credentials.current if self._credentials else None)
-        stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
+        recall = method_of(self._take(key), RECALL)
         try:
-            reply = await stub.Recall(pb.RecallRequest(key_hash=key_hash), timeout=RECALL_S)
+            reply = await recall(pb.RecallRequest(key_hash=key_hash), timeout=RECALL.deadline_s)
             return int(reply.num_tokens) if reply.found else None
         except grpc.aio.AioRpcError:
             return None

@@ -1,46 +1,29 @@
-"""Serves the control endpoint of a node: grpc.aio in front of a handler for the messages of control.proto."""
+"""Serves the control endpoint of a node: grpc.aio in front of the answers of all packages to the calls of peers."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.errors import MeshError, OpenMeshError, TransportError
+from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
-from exo_mesh.wire.call_access import CallGuard
+from exo_mesh.wire.call_access import CallGuard, host_of_peer
+from exo_mesh.wire.calls import PROBE_PATH, path_answer
 from exo_mesh.wire.channel_options import CONTROL_SERVER, bracketed
 from exo_mesh.wire.channels import Option, bind, new_server
-from exo_mesh.wire.gate import CODE_KEY, Gate, host_of_peer
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.handshake_counter import HandshakeCounter
-from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
-from exo_mesh.wire.path_probe import PathProbeServicer
+from exo_mesh.wire.incoming import STRANGER_BYTES, first_text, read_message
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import control_pb2_grpc as rpc
-from exo_mesh.wire.proto import paths_pb2_grpc as paths_rpc
-from exo_mesh.wire.unknown_fields import require_known
-
-_FROM_PEERS = ("/exo_mesh.Control/Probe", "/exo_mesh.Control/Exchange")
-"""Calls whose first field is the caller's id and which carry records; the messages of all other calls are short."""
 
 _HELLO = "/exo_mesh.Control/Hello"
-
-_NEWS = (
-    pb.HelloRequest,
-    pb.ProbeRequest,
-    pb.IndirectProbeRequest,
-    pb.ExchangeRequest,
-    pb.GoodbyeRequest,
-    pb.ShareKeysRequest,
-)
-"""Requests that carry news. Unknown fields in them are ignored; in all other requests they are refused."""
 
 NUM_PORTS = 65_536
 """gRPC takes a higher port modulo this number, so that 65536 would mean any free port."""
@@ -48,49 +31,8 @@ NUM_PORTS = 65_536
 _log = logging.getLogger(__name__)
 
 
-class ControlHandler(Protocol):
-    """The calls that a node answers for other nodes. A MeshError raised by a method reaches the caller as the same
-    error."""
-
-    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply: ...
-    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply: ...
-    async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply: ...
-    async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
-    async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
-    async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply: ...
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply: ...
-    def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]: ...
-    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply: ...
-    def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]: ...
-    async def link(self, request: pb.LinkRequest) -> pb.LinkReply: ...
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply: ...
-    async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply: ...
-    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply: ...
-    def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]: ...
-    def read_kept(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]: ...
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply: ...
-    async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
-    async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply: ...
-    async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply: ...
-    async def wake(self, request: pb.WakeRequest) -> pb.WakeReply: ...
-    async def drain(self, request: pb.DrainRequest) -> pb.DrainReply: ...
-    async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply: ...
-    async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply: ...
-    async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
-    async def read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply: ...
-    async def delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply: ...
-    async def capture(self, request: pb.CaptureRequest) -> pb.CaptureReply: ...
-    async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply: ...
-    async def introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply: ...
-    async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply: ...
-    async def pull(self, request: pb.PullRequest) -> pb.PullReply: ...
-    async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply: ...
-    async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply: ...
-
-
 class ControlServer:
-    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free port.
+    """Serves answers to calls on host:port, or on the next free port within `tries`; port 0 means any free port.
 
     It also answers path probes with peer_id. is_peer(id): a living peer may send longer messages than a stranger.
     guard: decides who may make a call; by default everybody may. options: gRPC's, besides CONTROL_SERVER.
@@ -99,7 +41,7 @@ class ControlServer:
 
     def __init__(
         self,
-        handler: ControlHandler,
+        answers: Sequence[AnyAnswer],
         credentials: CredentialSource | None = None,
         *,
         peer_id: str = "",
@@ -111,11 +53,13 @@ class ControlServer:
     ) -> None:
         self._is_peer = is_peer
         self._on_stranger = on_stranger
-        self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard)
-        self._handler = handler
+        self._handlers = handlers_of([*answers, path_answer(peer_id)])
+        rows = [PROBE_PATH, *(answer.row for answer in answers)]
+        rules = {row.path: row.access for row in rows}
+        self._peer_bytes = {row.path: row.peer_bytes for row in rows}
+        self._gate = Gate(self._max_bytes, namespace, self._note_stranger, guard=guard, rules=rules)
         self._options = [*CONTROL_SERVER, *options]
         self._credentials = credentials
-        self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
         self._handshakes = HandshakeCounter()
         self._tasks = TaskOwner()
@@ -127,8 +71,7 @@ class ControlServer:
         for candidate in range(port, last + 1):
             interceptors = [self._handshakes, self._gate] if self._credentials else [self._gate]
             server = new_server(interceptors, self._options)
-            rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
-            paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
+            server.add_generic_rpc_handlers(self._handlers)
             try:
                 self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._handshakes.knock)
             except RuntimeError:  # grpc raises this for "address in use"
@@ -146,7 +89,8 @@ class ControlServer:
         return self._tasks.ended
 
     def _max_bytes(self, method: str, data: bytes) -> int:
-        return MAX_BYTES if method in _FROM_PEERS and self._is_peer(first_text(data)) else STRANGER_BYTES
+        most = self._peer_bytes.get(method, STRANGER_BYTES)
+        return most if most > STRANGER_BYTES and self._is_peer(first_text(data)) else STRANGER_BYTES
 
     def _note_stranger(self, method: str, caller: str, data: bytes, reason: str) -> None:
         """Report a call from another namespace, if it is a hello: only a hello identifies its caller."""
@@ -162,144 +106,3 @@ class ControlServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
-
-
-class _Servicer(rpc.ControlServicer):
-    """Translates MeshErrors to gRPC statuses. Any other exception is a bug of exo-mesh, which grpc logs and answers
-    with UNKNOWN."""
-
-    def __init__(self, handler: ControlHandler) -> None:
-        self._handler = handler
-
-    async def Hello(self, request: pb.HelloRequest, context: Any) -> Any:
-        return await _answer(context, lambda r: self._handler.hello(r, host_of_peer(context.peer())), request)
-
-    async def Probe(self, request: pb.ProbeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.probe, request)
-
-    async def IndirectProbe(self, request: pb.IndirectProbeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.indirect_probe, request)
-
-    async def Exchange(self, request: pb.ExchangeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.exchange, request)
-
-    async def Goodbye(self, request: pb.GoodbyeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.goodbye, request)
-
-    async def DescribeModel(self, request: pb.DescribeModelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.describe_model, request)
-
-    async def SelfTest(self, request: pb.SelfTestRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.self_test, request)
-
-    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.reserve, request)
-
-    async def Link(self, request: pb.LinkRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.link, request)
-
-    async def LookAtStage(self, request: pb.LookAtStageRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.look_at_stage, request)
-
-    async def Release(self, request: pb.ReleaseRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.release, request)
-
-    async def Cancel(self, request: pb.CancelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.cancel, request)
-
-    async def FindStreams(self, request: pb.FindStreamsRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.find_streams, request)
-
-    async def DeleteKept(self, request: pb.DeleteKeptRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_kept, request)
-
-    async def DeleteCard(self, request: pb.DeleteCardRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_card, request)
-
-    async def DeleteInstance(self, request: pb.DeleteInstanceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_instance, request)
-
-    async def KeepInstance(self, request: pb.KeepInstanceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.keep_instance, request)
-
-    async def StopNode(self, request: pb.StopNodeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.stop_node, request)
-
-    async def Wake(self, request: pb.WakeRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.wake, request)
-
-    async def Drain(self, request: pb.DrainRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.drain, request)
-
-    async def ReadLog(self, request: pb.ReadLogRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.read_log, request)
-
-    async def Diagnose(self, request: pb.DiagnoseRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.diagnose, request)
-
-    async def ReadTraces(self, request: pb.ReadTracesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.read_traces, request)
-
-    async def DeleteTraces(self, request: pb.DeleteTracesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.delete_traces, request)
-
-    async def Capture(self, request: pb.CaptureRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.capture, request)
-
-    async def ShareKeys(self, request: pb.ShareKeysRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.share_keys, request)
-
-    async def Introduce(self, request: pb.IntroduceRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.introduce, request)
-
-    async def DescribeFiles(self, request: pb.DescribeFilesRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.describe_files, request)
-
-    async def Pull(self, request: pb.PullRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.pull, request)
-
-    async def DropModel(self, request: pb.DropModelRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.drop_model, request)
-
-    async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> Any:
-        return await _answer(context, self._handler.confirm, request)
-
-    async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.read_text_files, request):
-            yield item
-
-    async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.follow_stream, request):
-            yield item
-
-    async def ReadKept(self, request: pb.ReadKeptRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.read_kept, request):
-            yield item
-
-    async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.commit, request):
-            yield item
-
-
-async def _answer(context: Any, method: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
-    try:
-        if not isinstance(request, _NEWS):
-            require_known(request)
-        return await method(request)
-    except MeshError as exc:
-        await _abort(context, exc)
-
-
-async def _stream(context: Any, method: Callable[[Any], AsyncIterator[Any]], request: Message) -> AsyncIterator[Any]:
-    try:
-        require_known(request)
-        async for item in method(request):
-            yield item
-    except MeshError as exc:
-        await _abort(context, exc)
-
-
-async def _abort(context: Any, exc: MeshError) -> None:
-    is_denied = isinstance(exc, OpenMeshError)
-    status = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.FAILED_PRECONDITION
-    await context.abort(status, str(exc), ((CODE_KEY, exc.code),))

@@ -1,4 +1,4 @@
-"""Checks every call to a gRPC server before its handler sees it: the caller's namespace, and the message.
+"""Checks every call to a gRPC server before its answer sees it, and serves answers by the rows of calls.
 
 A handler gets a message that was read by `read_message`. An unreadable message is answered with RESOURCE_EXHAUSTED or
 INVALID_ARGUMENT; gRPC's own deserializer would answer UNKNOWN and print a traceback.
@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -20,10 +20,12 @@ from google.protobuf.message import Message
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import printable
-from exo_mesh.errors import OpenMeshError, TransportError
+from exo_mesh.errors import MeshError, OpenMeshError, TransportError
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
-from exo_mesh.wire.call_access import PROOF_KEY, CallGuard
+from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule, host_of_peer
 from exo_mesh.wire.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
+from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, StreamAnswer, UploadAnswer
+from exo_mesh.wire.unknown_fields import require_known
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that ended a call; its message is in the status details."""
@@ -45,7 +47,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     max_bytes(method, data): the longest message for this call. namespace: None admits callers of any namespace.
     on_stranger(method, caller, data, reason) is called for each call from another namespace; caller: gRPC's name for
-    the peer. guard: decides who may make a call.
+    the peer. guard: decides who may make a call, by the rule of its path in `rules`.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Gate(grpc.aio.ServerInterceptor):
         on_stranger: Callable[[str, str, bytes, str], None] = lambda method, caller, data, reason: None,
         now: Clock = time.monotonic,
         guard: CallGuard | None = None,
+        rules: Mapping[str, Rule] | None = None,
     ) -> None:
         self._guard = guard or CallGuard()
+        self._rules = rules or {}
         self._max_bytes = max_bytes
         self._namespace = namespace
         self._on_stranger = on_stranger
@@ -102,11 +106,9 @@ class Gate(grpc.aio.ServerInterceptor):
             async with self._turn(method, data, context):
                 return await handler.unary_unary(await self._read(cls, method, data, context), context)
 
-        async def several(data: bytes, context: Any) -> AsyncIterator[Any]:
+        async def several(data: bytes, context: Any) -> None:
             await self._require_right(method, context)
-            request = await self._read(cls, method, data, context)
-            async for message in handler.unary_stream(request, context):
-                yield message
+            await handler.unary_stream(await self._read(cls, method, data, context), context)
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, None, handler.response_serializer)
@@ -114,8 +116,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def _require_right(self, method: str, context: Any) -> None:
         """Abort the call, before its message is read, if the caller may not make it."""
+        if self._guard.obeys_all:
+            return
         proof = str(dict(context.invocation_metadata() or ()).get(PROOF_KEY, ""))
-        if reason := await self._guard.refusal(method, host_of_peer(context.peer()), proof):
+        call, rule = method.rpartition("/")[2], self._rules[method]
+        if reason := await self._guard.refusal(call, rule, host_of_peer(context.peer()), proof):
             denied = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(method, context, denied, reason, OpenMeshError.code)
 
@@ -156,9 +161,71 @@ class Gate(grpc.aio.ServerInterceptor):
         await context.abort(code, reason, ((CODE_KEY, error),))
 
 
-def host_of_peer(peer: str) -> str:
-    """The address in gRPC's name for the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
-    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local address with its interface."""
-    kind, _, rest = peer.partition(":")
-    host = unquote(rest.rpartition(":")[0]).strip("[]")
-    return host if kind in ("ipv4", "ipv6") else ""
+UNKNOWN = "unknown"
+"""The name of a caller that gRPC cannot name: no name at all stands for this node itself, which may do more."""
+
+
+def handlers_of(answers: Iterable[AnyAnswer]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of one server. A MeshError ends a call with its code. Any other exception is a bug of exo-mesh,
+    which gRPC logs and answers with UNKNOWN."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for answer in answers:
+        services.setdefault(answer.row.service, {})[answer.row.name] = _handler(answer)
+    return tuple(grpc.method_handlers_generic_handler(f"exo_mesh.{name}", one) for name, one in services.items())
+
+
+def _handler(answer: AnyAnswer) -> grpc.RpcMethodHandler[Any, Any]:
+    row = answer.row
+    if isinstance(answer, CallAnswer):
+        return grpc.unary_unary_rpc_method_handler(_one(answer), row.request.FromString, row.reply.SerializeToString)
+    if isinstance(answer, StreamAnswer):
+        handle = _several(answer)
+        return grpc.unary_stream_rpc_method_handler(handle, row.request.FromString, row.reply.SerializeToString)
+    return grpc.stream_unary_rpc_method_handler(_upload(answer), row.request.FromString, row.reply.SerializeToString)
+
+
+def _one(answer: CallAnswer[Any, Any]) -> Any:
+    function, takes_unknown = answer.function, answer.row.takes_unknown
+
+    async def handle(request: Message, context: Any) -> Any:
+        try:
+            if not takes_unknown:
+                require_known(request)
+            return await function(request, context.peer() or UNKNOWN)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+def _several(answer: StreamAnswer[Any, Any]) -> Any:
+    function, takes_unknown = answer.function, answer.row.takes_unknown
+
+    async def handle(request: Message, context: Any) -> None:
+        """A coroutine that writes: a generator around another one would cost time for every token."""
+        try:
+            if not takes_unknown:
+                require_known(request)
+            async with aclosing(function(request)) as items:
+                async for item in items:
+                    await context.write(item)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+def _upload(answer: UploadAnswer[Any, Any]) -> Any:
+    async def handle(requests: AsyncIterator[Message], context: Any) -> Any:
+        try:
+            return await answer.function(requests)
+        except MeshError as exc:
+            await _abort(context, exc)
+
+    return handle
+
+
+async def _abort(context: Any, exc: MeshError) -> None:
+    is_denied = isinstance(exc, OpenMeshError)
+    status = grpc.StatusCode.PERMISSION_DENIED if is_denied else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(status, str(exc), ((CODE_KEY, exc.code),))

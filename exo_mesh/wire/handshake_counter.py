@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -64,10 +64,9 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
             self.entered(context.peer())
             return await handler.unary_unary(request, context)
 
-        async def several(request: Any, context: Any) -> AsyncIterator[Any]:
+        async def several(request: Any, context: Any) -> None:
             self.entered(context.peer())
-            async for message in handler.unary_stream(request, context):
-                yield message
+            await handler.unary_stream(request, context)  # a coroutine that writes; see gate.py
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, *codecs)

@@ -9,21 +9,20 @@ import grpc
 
 from exo_mesh.domain.images import Picture
 from exo_mesh.errors import PeerVersionError
+from exo_mesh.wire.calls import GENERATE, PUT_IMAGE
+from exo_mesh.wire.channels import method_of
 from exo_mesh.wire.proto import driver_pb2 as pb
 
 PIECE_BYTES = 512 * 1024
 """Most pixels of one message."""
-
-UPLOAD_LIMIT_S = 120.0
-"""Longest time for the pixels of one image."""
 
 
 class UploadedCall:
     """A call of Generate that begins once the images are at the driver. It has those parts of a gRPC call that
     DriverCall uses."""
 
-    def __init__(self, stub: Any, request: pb.GenerateRequest, pictures: Sequence[Picture]) -> None:
-        self._stub = stub
+    def __init__(self, channel: grpc.aio.Channel, request: pb.GenerateRequest, pictures: Sequence[Picture]) -> None:
+        self._channel = channel
         self._request = request
         self._pictures = pictures
         self._call: Any = None
@@ -33,7 +32,7 @@ class UploadedCall:
         if self._pictures:
             await self._upload()
             self._pictures = ()
-            self._call = self._stub.Generate(self._request)
+            self._call = method_of(self._channel, GENERATE)(self._request)
         return await self._call.read()
 
     def cancel(self) -> None:
@@ -43,7 +42,7 @@ class UploadedCall:
     async def _upload(self) -> None:
         """Send each different image once."""
         for picture in {picture.spec.digest: picture for picture in self._pictures}.values():
-            self._call = self._stub.PutImage(pieces_of(picture), timeout=UPLOAD_LIMIT_S)
+            self._call = method_of(self._channel, PUT_IMAGE)(pieces_of(picture), timeout=PUT_IMAGE.deadline_s)
             try:
                 await self._call
             except grpc.aio.AioRpcError as exc:

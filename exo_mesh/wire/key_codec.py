@@ -7,23 +7,15 @@ from itertools import islice
 
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.security.key_table import MAX_KEYS, MAX_REVOKED, ApiKey, Role
+from exo_mesh.wire.message_codec import Codec
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.unknown_fields import require_known
 
+KEY = Codec(ApiKey, pb.SharedKey, besides=["role"])
+
 
 def keys_to_proto(keys: Iterable[ApiKey]) -> list[pb.SharedKey]:
-    return [
-        pb.SharedKey(
-            id=key.id,
-            role="" if key.revoked else key.role,
-            salt=key.salt,
-            digest=key.digest,
-            created=key.created,
-            revoked=key.revoked,
-            name=key.name,
-        )
-        for key in keys
-    ]
+    return [KEY.write(key, role="" if key.revoked else key.role) for key in keys]
 
 
 def keys_from_proto(messages: Iterable[pb.SharedKey]) -> list[ApiKey]:
@@ -41,4 +33,4 @@ def _from_proto(message: pb.SharedKey) -> ApiKey | None:
         require_known(message)  # an unknown field may restrict the key
     except PeerVersionError:
         return None
-    return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked, message.name)
+    return KEY.read(message, role=Role(role))

@@ -217,8 +217,9 @@ class RingLink:
             await _first_to_end(self._converse(call), self._moved.wait(), self._broken.wait(), self._close(call))
 
     async def _close(self, call: _Call) -> None:
-        """Close the stream once the hop may rest: the receiver acknowledges what it has got, and ends the stream.
-        Returns early if there is something to send; the frames that are not acknowledged are then sent again."""
+        """Close the stream once the hop may rest: the receiver acknowledges the frames that it has, and ends the
+        stream. Returns early if there is something to send; the frames that are not acknowledged are then sent
+        again."""
         await self._up.wait()
         while True:
             if self._call is call and not self._writing and time.monotonic() >= self._open_until and self._may_rest():

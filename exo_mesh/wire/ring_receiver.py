@@ -195,8 +195,8 @@ class RingReceiver:
 
 
 async def _to_its_end(reading: asyncio.Task[None]) -> None:
-    """Wait for the reader, which ends by itself on a broken connection. Raises what it raised; if this is cancelled,
-    because the connection has broken, logs an error that the break does not explain."""
+    """Wait for the reader, which ends by itself on a broken connection. Raises the reader's error; if this is
+    cancelled, because the connection has broken, logs an error that the break does not explain."""
     try:
         await asyncio.shield(reading)
     except asyncio.CancelledError:

@@ -24,6 +24,8 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.peer_names import peer_named
+from exo_mesh.domain.reports import HealthReport, InstanceReport, QueueReport, RunnerReport, StateReport, TopologyReport
 from exo_mesh.domain.request import (
     FinishReason,
     GenerateRequest,
@@ -40,8 +42,9 @@ from exo_mesh.mesh.membership.sleeping import WakeCall
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import HubModel
-from exo_mesh.node.service import StoreService
+from exo_mesh.node.service import Services
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving import calls as serving_calls
 from exo_mesh.rings.serving.explanations import Explanation, Explanations
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
 from exo_mesh.rings.serving.kept_desk import KeptDesk
@@ -52,13 +55,16 @@ from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
+from tests.support.neighbours import Neighbours
+from tests.support.reports import report_of
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
 
 
 @dataclass
 class ScriptedMesh:
-    """The smallest honest MeshService: one model, whose output is `answer`, or whatever `script` says."""
+    """The smallest honest services of a node: one model, whose output is `answer`, or whatever `script` says. It holds
+    what they do and have heard."""
 
     directory: Path
     answer: str = "Hello, world!"
@@ -82,7 +88,7 @@ class ScriptedMesh:
     cards: list[str] = field(default_factory=list)
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     deleted_traces: set[str] = field(default_factory=set)
-    store: StoreService | None = None
+    trace_export: dict[str, Any] | None = None
     tasks: tuple[str, ...] = DECODER_TASKS
     loaded: tuple[str, ...] = ()
     """The instances of each model that are ready."""
@@ -97,122 +103,27 @@ class ScriptedMesh:
 
     def __post_init__(self) -> None:
         self.text = TextModel.open(self.directory)
-        self.instances = [{"id": "i1", "model": self.names[0]}]
+        self.instances = [report_of(InstanceReport, id="i1", model=self.names[0], state="ready")]
+        scripted: Any = (ScriptedModels, ScriptedInstances, ScriptedRequests, ScriptedPeers, ScriptedStore)
+        scripted += (ScriptedObservation, ScriptedInspection)
+        self.services = Services(*(service(self) for service in scripted))
 
     @property
     def request(self) -> GenerateRequest:
         """The last request."""
         return self.requests[-1]
 
-    def models(self) -> list[ModelEntry]:
-        return [ModelEntry(name, ("peer1",), self.loaded, self.limit, (), tasks=self.tasks) for name in self.names]
+    def peer_named(self, peer: str) -> str:
+        known = [KnownPeer("peer1", "alpha"), KnownPeer("n1234567", "beta")]
+        return peer_named(peer, known).id if peer else "peer1"
 
-    async def model(self, name: str) -> ModelEntry:
-        for entry in self.models():
-            if entry.name == name:
-                return entry
-        raise UnknownModelError(f"no peer has {name}", param="model")
-
-    def known_cards(self) -> list[TomlCard]:
-        return [TomlCard(id=name, n_layers=4, source="a test") for name in self.at_hub]
-
-    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        if not self.offline and name in self.at_hub:
-            if not may_download:
-                raise NotFetchedError(f'no peer has a model "{name}"', param="model")
-            self.names += (name,)
-            self.at_hub = tuple(one for one in self.at_hub if one != name)
-        return await self.model(name)
-
-    def downloads(self) -> list[DownloadEntry]:
-        return list(self.progress)
-
-    async def start_download(
-        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
-    ) -> list[DownloadEntry]:
-        found = await self.find_model(model, may_download=True)
-        started = [
-            entry_of(peer, f"name of {peer}", DownloadInfo(found.name, DownloadState.PENDING, 0, 100, is_whole=whole))
-            for peer in peers or ("peer1",)
+    def of(self, key_id: str | None, request_id: str = "") -> list[GenerateRequest]:
+        """Requests that came with an API key, newest first."""
+        return [
+            request
+            for request in reversed(self.requests)
+            if key_id in (None, request.key_id) and request_id in ("", request.request_id)
         ]
-        self.progress += started
-        return started
-
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        kept = [one for one in self.progress if (one.peer_id, one.model) != (peer_id, model)]
-        found, self.progress = len(kept) < len(self.progress), kept
-        return found
-
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
-        self.deleted.append((name, tuple(peers)))
-        return {"peer1": 1_500_000} if name in self.names else {}
-
-    async def search_models(self, query: str, limit: int) -> list[HubModel]:
-        if self.offline:
-            raise FetchError("this node is offline, so the hub is not asked", remedy="start it without --offline")
-        return [HubModel(name, num_bytes=10**9) for name in self.at_hub if query in name][:limit]
-
-    async def add_card(self, repo: str) -> ModelEntry:
-        self.cards.append(repo)
-        return ModelEntry(repo, (), (), self.limit, ())
-
-    async def delete_card(self, name: str) -> bool:
-        found = name in self.cards
-        self.cards = [card for card in self.cards if card != name]
-        return found
-
-    async def storage(self) -> dict[str, Any]:
-        return {"path": "/models", "models": [{"name": name, "bytes": 1, "used_at": 0.0} for name in self.names]}
-
-    async def model_at(self, path: Path) -> str:
-        if path == self.directory:
-            return self.names[0]
-        raise UnknownModelError(f"{path} is not a model directory of this node", param="model")
-
-    @property
-    def streams(self) -> StreamDesk:
-        return StreamDesk("peer1", lambda: (), self.live)
-
-    @property
-    def kept_answers(self) -> KeptDesk:
-        return KeptDesk("peer1", lambda: (), self.answers)
-
-    def unusable_models(self) -> dict[str, str]:
-        return self.unusable
-
-    def is_reading_models(self) -> bool:
-        return self.is_reading
-
-    async def text_files(self, name: str) -> Path:
-        return self.directory
-
-    def note_template(self, name: str, template: ChatTemplate) -> None:
-        self.noted_templates[name] = template
-
-    async def context_limit(self, name: str) -> int:
-        return self.limit
-
-    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        self.requests.append(request)
-        cancelled = self.running[request.request_id] = asyncio.Event()
-        live = self.live.choice(request.request_id)
-        try:
-            if request.prompt_logprobs is not None:
-                top = tuple(TokenLogprob(i, -1.0 - i) for i in range(request.prompt_logprobs))
-                yield PromptLogprobs(tuple(PromptLogprob(i, -0.25 * i, top) for i in range(1, len(request.prompt_ids))))
-            async for event in (self.script or self.echo)(request):
-                if cancelled.is_set():
-                    raise CancelledRequestError("the request was cancelled")
-                if live is not None:
-                    self.live.add(live, event)
-                yield event
-        except MeshError as exc:
-            if live is not None:
-                live.end(exc)
-            raise
-        finally:
-            del self.running[request.request_id]
-            self.ended.set()
 
     async def echo(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
         if request.embed is not None:
@@ -241,102 +152,307 @@ class ScriptedMesh:
         last = events[-1]
         return [*events[:-1], TokenEvent(last.index, last.token_id, last.logprob, last.top, finish)]
 
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        found = [one for one in self.of(key_id) if request_id in (one.request_id, one.trace_id, *one.names)]
-        running = [one.request_id for one in found if one.request_id in self.running]
-        for name in running:
-            self.running[name].set()
-        return bool(running)
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        self.specs.append(spec)
-        self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
-        return self.instances[-1]
+@dataclass
+class ScriptedModels:
+    """One model here, and others at the hub."""
 
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
-        return [await self.create_instance(spec) for _ in range(count)]
+    _mesh: ScriptedMesh
 
-    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        self.specs.append(spec)
+    def all(self) -> list[ModelEntry]:
+        return [
+            ModelEntry(name, ("peer1",), self._mesh.loaded, self._mesh.limit, (), tasks=self._mesh.tasks)
+            for name in self._mesh.names
+        ]
+
+    async def named(self, name: str) -> ModelEntry:
+        for entry in self.all():
+            if entry.name == name:
+                return entry
+        raise UnknownModelError(f"no peer has {name}", param="model")
+
+    def cards_without_files(self) -> list[TomlCard]:
+        return [TomlCard(id=name, n_layers=4, source="a test") for name in self._mesh.at_hub]
+
+    async def find(self, name: str, *, may_download: bool) -> ModelEntry:
+        if not self._mesh.offline and name in self._mesh.at_hub:
+            if not may_download:
+                raise NotFetchedError(f'no peer has a model "{name}"', param="model")
+            self._mesh.names += (name,)
+            self._mesh.at_hub = tuple(one for one in self._mesh.at_hub if one != name)
+        return await self.named(name)
+
+    def downloads(self) -> list[DownloadEntry]:
+        return list(self._mesh.progress)
+
+    async def start_download(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
+    ) -> list[DownloadEntry]:
+        found = await self.find(model, may_download=True)
+        started = [
+            entry_of(peer, f"name of {peer}", DownloadInfo(found.name, DownloadState.PENDING, 0, 100, is_whole=whole))
+            for peer in peers or ("peer1",)
+        ]
+        self._mesh.progress += started
+        return started
+
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        named = self._mesh.peer_named(peer)
+        kept = [one for one in self._mesh.progress if (one.peer_id, one.model) != (named, model)]
+        found, self._mesh.progress = len(kept) < len(self._mesh.progress), kept
+        return found
+
+    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
+        self._mesh.deleted.append((name, tuple(peers)))
+        return {"peer1": 1_500_000} if name in self._mesh.names else {}
+
+    async def search(self, query: str, limit: int) -> list[HubModel]:
+        if self._mesh.offline:
+            raise FetchError("this node is offline, so the hub is not asked", remedy="start it without --offline")
+        return [HubModel(name, num_bytes=10**9) for name in self._mesh.at_hub if query in name][:limit]
+
+    async def add_card(self, repo: str) -> ModelEntry:
+        self._mesh.cards.append(repo)
+        return ModelEntry(repo, (), (), self._mesh.limit, ())
+
+    async def delete_card(self, name: str) -> bool:
+        found = name in self._mesh.cards
+        self._mesh.cards = [card for card in self._mesh.cards if card != name]
+        return found
+
+    async def storage(self) -> dict[str, Any]:
+        return {"path": "/models", "models": [{"name": name, "bytes": 1, "used_at": 0.0} for name in self._mesh.names]}
+
+    async def at(self, path: Path) -> str:
+        if path == self._mesh.directory:
+            return self._mesh.names[0]
+        raise UnknownModelError(f"{path} is not a model directory of this node", param="model")
+
+    def unusable(self) -> dict[str, str]:
+        return self._mesh.unusable
+
+    def is_reading(self) -> bool:
+        return self._mesh.is_reading
+
+    async def text_files(self, name: str) -> Path:
+        return self._mesh.directory
+
+    def note_template(self, name: str, template: ChatTemplate) -> None:
+        self._mesh.noted_templates[name] = template
+
+
+@dataclass
+class ScriptedInstances:
+    """Places anything at once."""
+
+    _mesh: ScriptedMesh
+
+    async def context_limit(self, name: str) -> int:
+        return self._mesh.limit
+
+    async def create(self, spec: InstanceSpec) -> InstanceReport:
+        self._mesh.specs.append(spec)
+        number = len(self._mesh.instances) + 1
+        self._mesh.instances.append(report_of(InstanceReport, id=f"i{number}", model=spec.model, state="ready"))
+        return self._mesh.instances[-1]
+
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[InstanceReport]:
+        return [await self.create(spec) for _ in range(count)]
+
+    async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        self._mesh.specs.append(spec)
         request = {"model": spec.model}
-        return [{"width": 1, "policies": ["memory"], "context_limit": self.limit, "stages": [], "request": request}]
+        return [
+            {"width": 1, "policies": ["memory"], "context_limit": self._mesh.limit, "stages": [], "request": request}
+        ]
 
-    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        return (await self.preview_instances(spec))[0]
+    async def preview(self, spec: InstanceSpec) -> dict[str, Any]:
+        return (await self.previews(spec))[0]
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        kept = [instance for instance in self.instances if instance["id"] != instance_id]
-        found, self.instances = len(kept) < len(self.instances), kept
+    async def delete(self, instance_id: str) -> bool:
+        kept = [instance for instance in self._mesh.instances if instance.id != instance_id]
+        found, self._mesh.instances = len(kept) < len(self._mesh.instances), kept
         return found
 
     def keep_loaded(self, instance_id: str, idle_s: float) -> None:
-        self.kept[instance_id] = idle_s
+        self._mesh.kept[instance_id] = idle_s
 
     def idle_left_s(self, instance_id: str) -> float | None:
-        left_s = self.kept.get(instance_id, -1.0)
+        left_s = self._mesh.kept.get(instance_id, -1.0)
         return None if left_s < 0 else left_s
 
-    @property
-    def stops(self) -> ScriptedMesh:
-        return self
+
+@dataclass
+class ScriptedRequests:
+    """Answers as the script says."""
+
+    _mesh: ScriptedMesh
+
+    def _neighbours(self) -> Any:
+        nothing: Any = None
+        return Neighbours("peer1", serving_calls.answers("peer1", nothing, self._mesh.live, self._mesh.answers))
 
     @property
-    def sleeps(self) -> ScriptedSleepDesk:
-        return ScriptedSleepDesk()
+    def streams(self) -> StreamDesk:
+        return StreamDesk(self._neighbours(), self._mesh.live)
 
     @property
-    def peer_desk(self) -> ScriptedPeerDesk:
-        return ScriptedPeerDesk(self)
+    def kept_answers(self) -> KeptDesk:
+        return KeptDesk(self._neighbours(), self._mesh.answers)
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        self._mesh.requests.append(request)
+        cancelled = self._mesh.running[request.request_id] = asyncio.Event()
+        live = self._mesh.live.choice(request.request_id)
+        try:
+            if request.prompt_logprobs is not None:
+                top = tuple(TokenLogprob(i, -1.0 - i) for i in range(request.prompt_logprobs))
+                yield PromptLogprobs(tuple(PromptLogprob(i, -0.25 * i, top) for i in range(1, len(request.prompt_ids))))
+            async for event in (self._mesh.script or self._mesh.echo)(request):
+                if cancelled.is_set():
+                    raise CancelledRequestError("the request was cancelled")
+                if live is not None:
+                    self._mesh.live.add(live, event)
+                yield event
+        except MeshError as exc:
+            if live is not None:
+                live.end(exc)
+            raise
+        finally:
+            del self._mesh.running[request.request_id]
+            self._mesh.ended.set()
+
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        found = [one for one in self._mesh.of(key_id) if request_id in (one.request_id, one.trace_id, *one.names)]
+        running = [one.request_id for one in found if one.request_id in self._mesh.running]
+        for name in running:
+            self._mesh.running[name].set()
+        return bool(running)
+
+
+class ScriptedPeers:
+    """Two peers: peer1, called alpha, and n1234567, called beta."""
+
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+        self.stops, self.sleeps = self, ScriptedSleepDesk()
 
     async def tell(self, peer: str, *, restart: bool) -> str:
-        return "" if peer == "nobody" else "n1"
+        return self._mesh.peer_named(peer)
+
+    def drain_here(self, *, on: bool) -> None:
+        self._mesh.draining = on
+
+    async def drain(self, peer: str, *, on: bool) -> str:
+        self._mesh.draining = on
+        return self._mesh.peer_named(peer)
+
+    async def log(self, peer: str, records: int) -> list[dict[str, Any]]:
+        self._mesh.peer_named(peer)
+        lines = [{"time": 1.0, "level": "info", "logger": "exo_mesh.a", "message": f"line {n}"} for n in range(3)]
+        return lines[-records:]
+
+    def lift_quarantine(self) -> int:
+        return 1
+
+
+class ScriptedSleepDesk:
+    """Two peers hear of a sleep; the peer "sleeper" can be woken, and nobody else is known."""
+
+    async def sleep(self) -> int:
+        return 2
+
+    def awake(self) -> None:
+        pass
+
+    async def wake(self, wanted: str) -> WakeCall:
+        return WakeCall(peer_named(wanted, [KnownPeer("n9", "sleeper")]), ("n1",))
+
+
+class ScriptedStore:
+    """None is configured, unless a test sets `store`."""
+
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self.store: Any = None
 
     @property
-    def observation(self) -> ScriptedMesh:
-        return self
+    def is_configured(self) -> bool:
+        return self.store is not None
 
-    def state(self) -> dict[str, Any]:
-        return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
-    def drain(self, *, on: bool) -> None:
-        self.draining = on
+
+@dataclass
+class ScriptedObservation:
+    """What a node reports that has the scripted instances and requests."""
+
+    _mesh: ScriptedMesh
+
+    def state(self) -> StateReport:
+        shown = report_of(StateReport, health=self.health())
+        shown.view.instances = self._mesh.instances
+        return shown
 
     def drain_state(self) -> dict[str, Any]:
-        return {"draining": self.draining, "drained": self.draining, "requests": 0, "sequences": 0}
+        return {"draining": self._mesh.draining, "drained": self._mesh.draining, "requests": 0, "sequences": 0}
 
-    def queue(self) -> dict[str, Any]:
-        return {"depth": len(self.running), "max": 32, "waiting": 0, "in_progress": len(self.running)}
-
-    def of(self, key_id: str | None, request_id: str = "") -> list[GenerateRequest]:
-        """Requests that came with an API key, newest first."""
-        return [
-            request
-            for request in reversed(self.requests)
-            if key_id in (None, request.key_id) and request_id in ("", request.request_id)
-        ]
+    def queue(self) -> QueueReport:
+        running = len(self._mesh.running)
+        return QueueReport(running, 32, 0, running, running)
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
-        return [{"request_id": request.request_id} for request in self.of(key_id)[:most]]
+        return [{"request_id": request.request_id} for request in self._mesh.of(key_id)[:most]]
 
     def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
-        return self.explanations.find(request_id, key_id)
+        return self._mesh.explanations.find(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
-        return {"total": len(self.requests)}
+        return {"total": len(self._mesh.requests)}
 
-    @property
-    def inspection(self) -> ScriptedMesh:
-        return self
+    def identity(self) -> dict[str, Any]:
+        return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
+
+    def runner(self) -> RunnerReport:
+        return RunnerReport("subprocess", "busy" if self._mesh.running else "idle")
+
+    def idle_instances(self) -> list[str]:
+        return [] if self._mesh.running else [instance.id for instance in self._mesh.instances]
+
+    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
+        return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
+
+    def memory_live(self) -> list[dict[str, float]]:
+        return [{"pressure_pct": 10.0}]
+
+    async def view_change(self, timeout_s: float) -> bool:
+        return await self._mesh.changed.wait(timeout_s)
+
+    def topology(self) -> TopologyReport:
+        return report_of(TopologyReport)
+
+    def health(self) -> HealthReport:
+        reasons = [] if self._mesh.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
+        return report_of(HealthReport, status=self._mesh.status, reasons=reasons, peer_health=[], instance_health=[])
+
+
+@dataclass
+class ScriptedInspection:
+    """Traces of the scripted requests, and diagnostics of two peers."""
+
+    _mesh: ScriptedMesh
 
     def traced(self, key_id: str | None) -> TraceStore:
         """A store with the traces of all requests so far, as their entry peer has it."""
         store = TraceStore(now=lambda: 1_700_000_000.0)
-        for request in reversed(self.of(key_id)):
-            if request.trace_id and request.trace_id not in self.deleted_traces:
-                store.open(request, self.names[0], len(request.prompt_ids), 0.0)
+        for request in reversed(self._mesh.of(key_id)):
+            if request.trace_id and request.trace_id not in self._mesh.deleted_traces:
+                store.open(request, self._mesh.names[0], len(request.prompt_ids), 0.0)
         return store
 
-    trace_export: dict[str, Any] | None = None
+    @property
+    def trace_export(self) -> dict[str, Any] | None:
+        return self._mesh.trace_export
 
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         return [trace.describe() for trace in self.traced(key_id).all()]
@@ -349,78 +465,36 @@ class ScriptedMesh:
 
     async def delete_traces(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
         before = len(self.traces())
-        self.deleted_traces.update(trace_ids or [row["trace_id"] for row in self.traces()])
+        self._mesh.deleted_traces.update(trace_ids or [row["trace_id"] for row in self.traces()])
         return {"deleted": before - len(self.traces()), "unreachable": []}
 
     def node_timeline(self) -> list[dict[str, Any]]:
         return [{"at": at, "until": at, "phase": "idle", "runner": "i1[0:4]"} for at in (1.0, 2.0, 3.0)]
 
-    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
-        is_here = "peer1".startswith(peer_id) and runner in ("", "i1")
-        return {"node_id": "peer1", "processes": []} if is_here else None
+    async def capture(self, peer: str = "", runner: str = "") -> dict[str, Any] | None:
+        return {"node_id": self._mesh.peer_named(peer), "processes": []} if runner in ("", "i1") else None
 
-    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
-        if not "peer1".startswith(peer_id) or runner != "i1":
+    async def cancel_runner(self, peer: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+        if self._mesh.peer_named(peer) != "peer1" or runner != "i1":
             return None
-        cancelled = [await self.cancel(name) for name in list(self.running) if request_id in ("", name)]
+        cancelled = [
+            await self._mesh.services.requests.cancel(name)
+            for name in list(self._mesh.running)
+            if request_id in ("", name)
+        ]
         return {"instance": "i1", "cancelled": sum(cancelled), "unreachable": []}
 
-    def identity(self) -> dict[str, Any]:
-        return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
-
-    def runner(self) -> dict[str, str]:
-        return {"runner_mode": "subprocess", "runner_status": "busy" if self.running else "idle"}
-
-    def idle_instances(self) -> list[str]:
-        return [] if self.running else [instance["id"] for instance in self.instances]
-
-    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
-        return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
-
-    def memory_live(self) -> list[dict[str, float]]:
-        return [{"pressure_pct": 10.0}]
-
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return self.diagnostics() if "peer1".startswith(peer_id) else None
+    async def diagnostics_of(self, peer: str = "") -> dict[str, Any]:
+        return {**self.diagnostics(), "node_id": self._mesh.peer_named(peer)}
 
     def diagnostics(self) -> dict[str, Any]:
-        return {"node_id": "peer1", "requests": [{"request_id": one.request_id} for one in self.requests]}
+        return {"node_id": "peer1", "requests": [{"request_id": one.request_id} for one in self._mesh.requests]}
 
     async def cluster_diagnostics(self) -> dict[str, Any]:
         return {"nodes": [self.diagnostics()], "unreachable": []}
 
     async def cluster_timeline(self) -> dict[str, Any]:
         return {"entries": [], "left_out": 0, "unreachable": []}
-
-    def lift_quarantine(self) -> int:
-        return 1
-
-    async def view_change(self, timeout_s: float) -> bool:
-        return await self.changed.wait(timeout_s)
-
-    def topology(self) -> dict[str, Any]:
-        return {"peers": [], "links": []}
-
-    def health(self) -> dict[str, Any]:
-        reasons = [] if self.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
-        return {"status": self.status, "reasons": reasons}
-
-
-@dataclass
-class ScriptedPeerDesk:
-    """One peer, which is called n1 or alpha."""
-
-    mesh: ScriptedMesh
-
-    async def drain(self, peer: str, *, on: bool) -> str:
-        if peer not in ("", "n1", "alpha"):
-            return ""
-        self.mesh.draining = on
-        return "n1"
-
-    async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:
-        lines = [{"time": 1.0, "level": "info", "logger": "exo_mesh.a", "message": f"line {n}"} for n in range(3)]
-        return lines[-records:] if peer in ("", "n1", "alpha") else None
 
 
 @dataclass
@@ -481,7 +555,7 @@ async def served(
     ports = [listening.getsockname()[1] for listening in sockets]
     if ollama:
         options = replace(options, ollama_port=ports[1])
-    runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0, texts=texts))
+    runner = app_runner(build_app(mesh.services, options, now=lambda: 1_700_000_000.0, texts=texts))
     server_of_api = ApiServer(runner, bounds, tls, clock)
     await server_of_api.start(*sockets)
     url, *others = (f"http://127.0.0.1:{port}" for port in ports)
@@ -493,16 +567,3 @@ async def served(
     await server_of_api.stop()
     for listening in sockets:
         listening.close()
-
-
-class ScriptedSleepDesk:
-    """Two peers hear of a sleep; the peer "sleeper" can be woken, and nobody else is known."""
-
-    async def sleep(self) -> int:
-        return 2
-
-    def awake(self) -> None:
-        pass
-
-    async def wake(self, wanted: str) -> WakeCall | None:
-        return WakeCall(KnownPeer("n9", "sleeper"), ("n1",)) if wanted == "sleeper" else None

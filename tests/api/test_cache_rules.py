@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.api.core.cache_rules import MAX_NAME_CHARS
+from exo_mesh.api.core.keeping import MAX_NAME_CHARS
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
 from exo_mesh.rings.serving.explanations import MAX_KEPT, Explanations, explain
 from tests.api.scripted_mesh import Served

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
@@ -31,9 +33,14 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> ScriptedMesh:
     return ScriptedMesh(write_text_model(tmp_path_factory.mktemp("text-model")))
 
 
-def options(tmp_path: Path, environ: dict[str, str] | None = None, **changes: Any) -> ApiOptions:
+def options(
+    tmp_path: Path,
+    environ: dict[str, str] | None = None,
+    on_change: Callable[[Settings], object] = lambda settings: None,
+    **changes: Any,
+) -> ApiOptions:
     loaded = load_settings({"home": [str(tmp_path)], "min_peers": ["2"]}, environ or {})
-    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins))
+    desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins, on_change))
     return ApiOptions(
         defaults=lambda: RequestDefaults.of(desk.effective.now),
         config=desk,
@@ -134,6 +141,23 @@ async def test_no_secret_is_shown_and_places_are_for_admins(scripted: ScriptedMe
         assert settings["system_prompt"]["origin"] == "config.toml:system_prompt"
 
 
+async def test_only_admins_see_the_value_of_a_setting_that_may_be_a_path(
+    scripted: ScriptedMesh, tmp_path: Path
+) -> None:
+    paths = [name for name, one in SETTINGS.items() if one.metavar in ("DIR", "FILE", "WHAT") and not one.words]
+    given = {"tls_cert", "tls_key", "prefix_disk", "log_file", "request_log", "llama_server", "power_tool"}
+    assert given <= {*paths}
+    (tmp_path / "config.toml").write_text("".join(f'{name} = "/srv/private"\n' for name in given))
+    keys = KeyFile(tmp_path / FILE_NAME)
+    (use, _), (admin, _) = keys.add(Role.USE, NOW), keys.add(Role.ADMIN, NOW)
+    async with served(scripted, options(tmp_path, access=AccessPolicy(keys))) as api:
+        found, settings = await config(api, use)
+        assert "/srv/private" not in str(found)
+        assert {settings[name]["value"] for name in paths} == {None}
+        settings = (await config(api, admin))[1]
+        assert {settings[name]["value"] for name in given} == {"/srv/private"}
+
+
 async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: ScriptedMesh, tmp_path: Path) -> None:
     used: list[str] = []
     token = HubToken(tmp_path / "hub_token", used.append, {})
@@ -154,9 +178,14 @@ async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: Scri
         assert used[-1] == "" and not (tmp_path / "hub_token").exists()
 
 
-def test_the_body_names_the_shared_settings() -> None:
-    assert SharedSettingsBody.__struct_fields__ == (*SHARED, "hf_token")
-    assert {SETTINGS[name].field or name for name in SHARED} <= set(Settings.__dataclass_fields__)
+def test_the_body_has_a_field_for_every_shared_setting_with_its_type_or_a_text() -> None:
+    assert {*SharedSettingsBody.__struct_fields__} == {*SHARED, "hf_token"}
+    body = '{"min_peers": 2, "trace_sample": 0.5, "keep_agent_lines": true, "context_limit": "9", "log_level": null}'
+    found = msgspec.to_builtins(msgspec.json.decode(body, type=SharedSettingsBody))
+    assert found == msgspec.json.decode(body)
+    for wrong in ('{"placement": 1}', '{"min_peers": 1.5}', '{"keep_agent_lines": 1}'):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(wrong, type=SharedSettingsBody)
 
 
 async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: ScriptedMesh, tmp_path: Path) -> None:
@@ -171,10 +200,12 @@ async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: Scri
 
 
 async def test_the_log_level_of_the_mesh_is_a_shared_setting(scripted: ScriptedMesh, tmp_path: Path) -> None:
-    given = options(tmp_path)
     changes: list[str] = []
-    given.config.effective.on_change = lambda settings: changes.append(f"{settings.log_level} {settings.log_format}")
-    async with served(scripted, given) as api:
+
+    def note(settings: Settings) -> None:
+        changes.append(f"{settings.log_level} {settings.log_format}")
+
+    async with served(scripted, options(tmp_path, on_change=note)) as api:
         assert (await put(api, {"log_level": "debug", "log_format": "both"}))[0] == 200
         assert (await put(api, {"log_level": "debug"}))[0] == 200
         assert (await put(api, {"log_level": "loud"}))[0] == 400

@@ -34,7 +34,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[
     with asyncio.Runner() as runner:
 
         async def document() -> dict[str, Any]:
-            return openapi_document(build_app(ScriptedMesh(directory))[ROUTES])
+            return openapi_document(build_app(ScriptedMesh(directory).services)[ROUTES])
 
         found = runner.run(document())
         context = served(ScriptedMesh(directory), ApiOptions(access=OPEN_ADMIN))

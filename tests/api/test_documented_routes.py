@@ -17,5 +17,5 @@ async def test_every_route_has_a_row_with_its_role(mesh: ScriptedMesh) -> None:
     for paths, role in re.findall(r"^\| (`[A-Z]+ /.*?) \| (\w+) \|", PAGE.read_text(), re.MULTILINE):
         method = paths.split()[0].strip("`")
         documented.update({(method, path): role for path in re.findall(r"(/[^`]*)`", paths)})
-    roles = RouteRoles.of(build_app(mesh)[ROUTES]).roles
+    roles = RouteRoles.of(build_app(mesh.services)[ROUTES]).roles
     assert documented == {route: str(role or "open") for route, role in roles.items()}, "docs/reference/api.md"

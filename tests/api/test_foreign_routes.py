@@ -40,7 +40,7 @@ def documented() -> dict[tuple[str, str], str]:
 
 
 async def test_every_documented_route_is_in_the_table_of_the_node(mesh: ScriptedMesh) -> None:
-    table = build_app(mesh)[ROUTES]
+    table = build_app(mesh.services)[ROUTES]
     known = {(row.method, nameless(path)) for row in table for path in row.paths}
     page = documented()
     assert len(page) > 85, "the pattern finds the rows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.api.core.keep_alive import FOR_EVER, keep_alive_s
+from exo_mesh.api.core.keeping import FOR_EVER, keep_alive_s
 from exo_mesh.errors import InputError
 
 

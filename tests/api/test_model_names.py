@@ -106,7 +106,7 @@ async def test_a_request_that_names_no_model_gets_the_default_one(model_dir: Pat
 
 async def test_models_are_listed_with_their_aliases_and_what_they_can_do(api: Served) -> None:
     profile = CapabilityProfile("qwen", supports_thinking=True, supports_image_input=True)
-    api.mesh.models = lambda: [  # type: ignore[method-assign]
+    api.mesh.services.models.all = lambda: [  # type: ignore[method-assign]
         ModelEntry("Qwen/Qwen3-8B", ("p",), (), 4096, (), aliases=("qwen3:8b",), profile=profile),
         ModelEntry("unknown", ("p",), (), 4096, ()),
     ]

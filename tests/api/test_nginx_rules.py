@@ -139,8 +139,8 @@ def raw_status(port: int, method: str, path: str) -> int:
 
 
 def rows(folder: Path) -> list[Route]:
-    service, texts = ScriptedMesh(write_text_model(folder)), TextModels(TemplatesRenderedHere())
-    return route_table(ApiContext(service, texts, ApiOptions(), Watchdog(1.0), lambda: 0.0, 0))
+    services, texts = ScriptedMesh(write_text_model(folder)).services, TextModels(TemplatesRenderedHere())
+    return route_table(ApiContext(services, texts, ApiOptions(), Watchdog(1.0), lambda: 0.0, 0))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="this system has one loopback address")

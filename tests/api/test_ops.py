@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.streaming import waiting_for
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import TopologyReport
 from exo_mesh.domain.request import Progress
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.entry import ModelEntry
@@ -58,7 +62,7 @@ async def test_each_status_in_the_list_of_models_can_be_asked_for(api: Served, m
         ModelEntry("here", ("peer1",), (), 10, ()),
         ModelEntry("part", ("peer1",), (), 10, (), is_partial=True),
     ]
-    monkeypatch.setattr(api.mesh, "models", lambda: entries)
+    monkeypatch.setattr(api.mesh.services.models, "all", lambda: entries)
     listed = {one["id"]: one["status"] for one in (await get(api, "/v1/models"))[1]["data"]}
     assert listed == {"remote": "served", "running": "loaded", "here": "downloaded", "part": "partial"}
     for name, status in listed.items():
@@ -80,9 +84,21 @@ async def test_health_and_readiness_tell_whether_it_can_serve(api: Served, statu
     assert await get(api, "/healthz") == (200, {"status": "alive"})
 
 
+async def test_the_health_keeps_its_fields_in_their_order_and_strangers_get_fewer(model_dir: Path) -> None:
+    public = ["status", "level", "reasons", "peers", "mesh"]
+    rest = ["runner_mode", "runner_status", "queue", "version"]
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=AccessPolicy(needs_key=True))) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == public + rest
+        assert [*shown["queue"]] == ["depth", "max", "waiting", "in_progress", "entered"]
+    async with served(ScriptedMesh(model_dir), ApiOptions()) as api:
+        shown = (await get(api, "/health"))[1]
+        assert [*shown] == [*public, "peer_health", "instance_health", *rest, "node_id"]
+
+
 async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
     status, made = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 2, "policy": "latency"})
-    assert (status, made) == (201, {"id": "i2", "model": "m"})
+    assert (status, made["id"], made["model"]) == (201, "i2", "m")
     assert await get(api, "/instance/i2") == (200, made)
     assert (await get(api, "/state"))[1]["view"]["instances"][-1] == made
     assert (await get(api, "/instance/i2", "DELETE"))[1]["deleted"] is True
@@ -105,7 +121,8 @@ async def test_replicas_are_made_as_a_list(api: Served) -> None:
 
 async def test_diagnostics_of_one_node_and_of_all(api: Served) -> None:
     assert (await get(api, "/v1/diagnostics/node"))[1]["node_id"] == "peer1"
-    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1]["node_id"] == "peer1"
+    for name in ("peer", "alpha"):
+        assert (await get(api, f"/v1/diagnostics/cluster/{name}"))[1]["node_id"] == "peer1"
     assert (await get(api, "/v1/diagnostics/cluster/other"))[0] == 404
     assert (await get(api, "/v1/diagnostics/cluster"))[1]["unreachable"] == []
     assert (await get(api, "/v1/diagnostics/cluster/timeline"))[1]["entries"] == []
@@ -190,7 +207,6 @@ async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: s
         ({"pins": {"a": [0, 8]}, "tensor_group": 2}, "tensor_group"),
         ({"groups": [["a"]]}, "groups"),
         ({"group_backend": "mpi"}, "group_backend"),
-        ({"stages": [{"peer": "b", "layers": [0, 8], "group": {"peers": ["a", "b"]}}]}, "stages"),
         ({"pins": {"a": [0]}}, "pins[...]"),
     ],
 )
@@ -200,7 +216,9 @@ async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: 
 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:
-    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1] == api.mesh.topology()
+    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1]
+    topology = api.mesh.services.observation.topology()
+    assert msgspec.convert((await get(api, "/topology"))[1], TopologyReport) == topology
     assert (await get(api, "/version"))[1]["version"]
     _, index = await get(api, "/")
     assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")

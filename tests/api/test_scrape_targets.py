@@ -9,16 +9,18 @@ import pytest
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.scrape_targets import scrape_targets
 from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.domain.reports import StateReport
 from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.support.reports import report_of
 
 
 def peer(name: str, api_url: str, **others: Any) -> dict[str, Any]:
     return {"id": name * 3, "name": name, "alive": True, "version": "1.2", "api_url": api_url, **others}
 
 
-def state(*peers: dict[str, Any], links: tuple[tuple[str, str, str], ...] = ()) -> dict[str, Any]:
+def state(*peers: dict[str, Any], links: tuple[tuple[str, str, str], ...] = ()) -> StateReport:
     shown = [{"from": one, "to": other, "address": address} for one, other, address in links]
-    return {"node_id": "aaa", "view": {"peers": list(peers)}, "links": shown}
+    return report_of(StateReport, node_id="aaa", view={"peers": list(peers)}, links=shown)
 
 
 def test_each_node_is_scraped_where_the_asked_one_reaches_it() -> None:
@@ -32,14 +34,14 @@ def test_each_node_is_scraped_where_the_asked_one_reaches_it() -> None:
             links=links,
         )
     )
-    targets = [(*one["targets"], one["labels"]["__scheme__"], one["labels"]["node"]) for one in found]
+    targets = [(*one.targets, one.labels["__scheme__"], one.labels["node"]) for one in found]
     assert targets == [
         ("10.0.0.1:52415", "http", "a"),
         ("10.1.0.2:52415", "http", "b"),
         ("10.0.0.3:443", "https", "c"),
         ("[fe80::2]:8080", "http", "d"),
     ]
-    assert all(isinstance(value, str) for one in found for value in one["labels"].values())
+    assert all(isinstance(value, str) for one in found for value in one.labels.values())
 
 
 @pytest.mark.parametrize(

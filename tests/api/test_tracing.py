@@ -102,11 +102,8 @@ async def test_choices_have_spans_of_their_own_below_the_same_caller(api: Served
 
 async def test_callers_see_how_the_export_goes_and_admins_where_to(mesh: ScriptedMesh) -> None:
     mesh.trace_export = {"endpoint": "http://c/v1/traces", "sent": 7, "dropped": 0, "waiting": 0, "error": ""}
-    try:
-        async with served(mesh, ApiOptions()) as api, api.http.get("/v1/tracing") as reply:
-            assert (await reply.json())["export"] == {"sent": 7, "dropped": 0, "waiting": 0}
-        admins = ApiOptions(access=AccessPolicy(open_admin=True))
-        async with served(mesh, admins) as api, api.http.get("/v1/tracing") as reply:
-            assert (await reply.json())["export"] == mesh.trace_export
-    finally:
-        mesh.trace_export = None
+    async with served(mesh, ApiOptions()) as api, api.http.get("/v1/tracing") as reply:
+        assert (await reply.json())["export"] == {"sent": 7, "dropped": 0, "waiting": 0}
+    admins = ApiOptions(access=AccessPolicy(open_admin=True))
+    async with served(mesh, admins) as api, api.http.get("/v1/tracing") as reply:
+        assert (await reply.json())["export"] == mesh.trace_export

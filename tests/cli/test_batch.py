@@ -203,7 +203,7 @@ def test_a_line_without_an_end_is_refused_in_bounded_memory(tmp_path: Path, monk
 def test_the_results_of_another_batch_stay_as_they_are(tmp_path: Path) -> None:
     for text in ('{"custom_id": "z", "response": {}}\n', "my notes\n"):
         (tmp_path / "r").write_text(text)
-        with pytest.raises(BatchFileError, match="line 1 is no result of this batch"):
+        with pytest.raises(BatchFileError, match="line 1 is not a result of this batch"):
             ResultFile(tmp_path / "r", {"a"})
         assert (tmp_path / "r").read_text() == text
     with ResultFile(tmp_path / "new", {"a"}), pytest.raises(BatchFileError, match="written by another"):

@@ -16,6 +16,7 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
+from exo_mesh.domain.reports import StateReport
 from exo_mesh.domain.thunderbolt import ThunderboltReading
 from exo_mesh.machine.thunderbolt_readings import TOOLS, read_thunderbolt
 from exo_mesh.node import housekeeping
@@ -24,6 +25,7 @@ from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.domain.test_thunderbolt import READING, words
 from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
 from tests.support.processes import clean_environ
+from tests.support.reports import reply_of
 
 UNSET = resolve("auto", {})
 
@@ -150,25 +152,23 @@ async def test_a_group_over_rdma_follows_its_cable(tmp_path: Path, monkeypatch: 
 
     async with mesh(tmp_path, 2) as nodes:
         plug(nodes, active=True)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
-        assert instance["stages"][0]["group"]["backend"] == "jaccl"
-        devices = {device for row in instance["stages"][0]["group"]["rdma"] for device in row if device}
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, tensor_group=2))
+        assert instance.stages[0].group.backend == "jaccl"
+        devices = {device for row in instance.stages[0].group.rdma for device in row if device}
         assert devices == {"rdma_en0", "rdma_en1"}
         expected = await tokens(nodes[1], a_request())
         plug(nodes, active=False)
-        await until(lambda: not any(i["state"] == "ready" for node in nodes for i in instances(node)))
+        await until(lambda: not any(i.state == "ready" for node in nodes for i in instances(node)))
         assert await tokens(nodes[1], a_request()) == expected, "what comes next is planned without the cable"
-        assert all("group" not in stage for i in instances(nodes[0]) for stage in i["stages"])
+        assert all(not stage.group for i in instances(nodes[0]) for stage in i.stages)
 
 
 def test_cables_are_in_the_picture() -> None:
     ends = [{"peer": "1", "device": "rdma_en2", "active": True}, {"peer": "2", "device": "rdma_en5", "active": True}]
     peers = [{"id": "1", "name": "mini-a"}, {"id": "2", "name": "mini-b"}]
-    state = {
-        "view": {"peers": peers, "instances": []},
-        "cables": [{"ends": ends, "up": True, "speed": "80 Gb/s", "transport": "rdma"}],
-    }
+    cables = [{"ends": ends, "up": True, "speed": "80 Gb/s", "transport": "rdma"}]
+    state = reply_of(StateReport, view={"peers": peers}, cables=cables)
     from rich.console import Console
 
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115

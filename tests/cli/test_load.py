@@ -7,7 +7,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.verbs.models.loading import loaded_text, stages_of
 from exo_mesh.cli.verbs.preview import load_command
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import InstanceReport, PeerReport, StateReport
 from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.serving.explanations import explain
-from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.api.scripted_mesh import ScriptedInstances, ScriptedMesh, ScriptedObservation, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process
+from tests.support.reports import report_of
 from tests.text.text_models import write_text_model
 
 Say = Callable[..., tuple[int, str, str]]
@@ -51,12 +53,28 @@ class PlacingMesh(ScriptedMesh):
         ]
     )
 
-    def state(self) -> dict[str, Any]:
-        peers = [{"id": f"id-{name}", "name": name} for name in self.peers]
-        return {**super().state(), "view": {"peers": peers, "instances": self.instances}}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        services: dict[str, Any] = {"instances": PlacingInstances(self), "observation": PlacingObservation(self)}
+        self.services = replace(self.services, **services)
 
-    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        self.specs.append(spec)
+
+@dataclass
+class PlacingObservation(ScriptedObservation):
+    _mesh: PlacingMesh
+
+    def state(self) -> StateReport:
+        shown = super().state()
+        shown.view.peers = [report_of(PeerReport, id=f"id-{name}", name=name) for name in self._mesh.peers]
+        return shown
+
+
+@dataclass
+class PlacingInstances(ScriptedInstances):
+    _mesh: PlacingMesh
+
+    async def previews(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        self._mesh.specs.append(spec)
         return [
             {"width": 1, "policies": ["memory"], "refused": {"message": "too large"}},
             *(
@@ -68,11 +86,14 @@ class PlacingMesh(ScriptedMesh):
             ),
         ]  # fmt: skip
 
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        self.wanted.append(spec)
-        stages = [stage("alpha", 0, 4), {**stage("beta", 4, 8), "group": {"peers": ["id-beta", "id-gamma"]}}]
-        made = {"id": "m-1", "model": spec.model, "context_limit": 64, "reason": "", "state": "ready", "stages": stages}
-        self.instances.append(made)
+    async def create(self, spec: InstanceSpec) -> InstanceReport:
+        self._mesh.wanted.append(spec)
+        stages = [
+            {"peer": "id-alpha", "layers": [0, 4], "engine": "mlx"},
+            {"peer": "id-beta", "layers": [4, 8], "engine": "mlx", "group": {"peers": ["id-beta", "id-gamma"]}},
+        ]
+        made = report_of(InstanceReport, id="m-1", model=spec.model, context_limit=64, state="ready", stages=stages)
+        self._mesh.instances.append(made)
         return made
 
 
@@ -204,7 +225,7 @@ def test_each_wish_reaches_the_placement(say: Say, placing: PlacingMesh, flags: 
         (["--plan", "1", "--policy", "memory"], "--plan and --policy contradict each other"),
         (["--on", "alpha", "--exclude", "beta"], "--on and --exclude contradict each other"),
         (["--on", "alpha,beta", "--peers", "1"], "--on and --peers contradict each other"),
-        (["--on", "delta"], 'no peer is called "delta"; known peers: alpha, beta, gamma'),
+        (["--on", "delta"], 'no peer is called "delta"; known peers: "alpha" ('),
         (["--on", ","], "--on names no peer"),
         (["--layers", "alpha"], '--layers "alpha": write PEER=FIRST-LAST'),
         (["--layers", "alpha=0-3", "--group-backend", "ring"], "--group-backend: --layers names no tensor group"),

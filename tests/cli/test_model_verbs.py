@@ -22,7 +22,7 @@ from exo_mesh.cli.verbs.models import facts, pull, waiting
 from exo_mesh.cli.verbs.models.bars import Bars, figures, label, phase_row
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
-from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.api.scripted_mesh import ScriptedMesh, ScriptedModels, served
 from tests.text.text_models import write_text_model
 
 HUB_ID = "org/at-hub"
@@ -39,12 +39,15 @@ class FetchingMesh(ScriptedMesh):
     shown: threading.Event = field(default_factory=threading.Event)
     """Somebody looks for the second time, and has shown by then what the first look found."""
 
-    def downloads(self) -> list[DownloadEntry]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.services = replace(self.services, models=FetchingModels(self))  # type: ignore[arg-type]
+
+    def look(self) -> None:
         self.looks += 1
         if self.looks > 1:
             self.shown.set()
         self.progress = [self._next(entry) for entry in self.progress]
-        return super().downloads()
 
     def _next(self, entry: DownloadEntry) -> DownloadEntry:
         done = min(entry.total_bytes, entry.done_bytes + entry.total_bytes // 4)
@@ -53,9 +56,15 @@ class FetchingMesh(ScriptedMesh):
         state = DownloadState.COMPLETED if done == entry.total_bytes else DownloadState.ONGOING
         return replace(entry, state=state, done_bytes=done, from_hub_bytes=done)
 
-    async def cancel_download(self, peer_id: str, model: str) -> bool:
-        self.cancelled.append((peer_id, model))
-        return await super().cancel_download(peer_id, model)
+
+class FetchingModels(ScriptedModels):
+    def downloads(self) -> list[DownloadEntry]:
+        self._mesh.look()  # type: ignore[attr-defined]
+        return super().downloads()
+
+    async def cancel_download(self, peer: str, model: str) -> bool:
+        self._mesh.cancelled.append((peer, model))  # type: ignore[attr-defined]
+        return await super().cancel_download(peer, model)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +138,7 @@ def test_pull_of_gguf_says_where_the_files_go(say: Say, mesh: FetchingMesh, monk
         mesh.progress = [entry_of("peer1", "alpha", info)]
         return mesh.progress
 
-    monkeypatch.setattr(mesh, "start_download", start)
+    monkeypatch.setattr(mesh.services.models, "start_download", start)
     code, shown, complaints = say("pull", "org/big-GGUF:q4_k_m")
     assert (code, complaints) == (exit_codes.OK, "")
     first, *_, last = shown.splitlines()
@@ -173,7 +182,7 @@ def test_a_pull_does_not_wait_for_a_peer_that_is_gone(
 ) -> None:
     answers = [[], [], shown]  # before, when it begins, and at the first look
     monkeypatch.setattr(pull, "_GONE_S", 0.1)
-    monkeypatch.setattr(FetchingMesh, "downloads", lambda self: answers.pop() if answers else [])
+    monkeypatch.setattr(FetchingModels, "downloads", lambda self: answers.pop() if answers else [])
     answers.reverse()
     code, _, complaints = say("pull", HUB_ID)
     assert code == exit_codes.FAILED and complaint in complaints

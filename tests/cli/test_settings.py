@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
-from exo_mesh.cli.verbs.config import reference
 from exo_mesh.cli.wiring import check_options
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, default_settings
+from exo_mesh.settings.effective import SHARED
 from exo_mesh.settings.loading import load_settings
+from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
-from exo_mesh.settings.table import SETTINGS
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from exo_mesh.settings.table import GROUPS, SETTINGS
+from tools import settings_page
 
 
 def load(home: Path, flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> LoadedSettings:
@@ -50,277 +52,80 @@ def test_the_nearest_source_wins_and_is_remembered(
     assert loaded.was_set("api_port") == (origin != "default")
 
 
+EXAMPLES = (
+    "true", "2", "100", "0.5", "12GB", "/srv/x", "7000-7010", "a:1", "https://a.example", "http://127.0.0.1:8",
+    "http://a/v1/traces", "a=b=c", "example.org", "de",
+)  # fmt: skip
+"""Texts of the kinds of settings. A setting of a new kind needs one more."""
+
+
+def example_of(setting: Setting) -> str:
+    """A text that the setting takes and shows again as it is, with another value than the default."""
+    usual = default_settings()
+    for text in (*setting.words, *EXAMPLES):
+        try:
+            value = setting.from_texts([text])
+        except ValueError:
+            continue
+        settings = replace(usual, **{setting.field: value})
+        if value != setting.value(usual) and (setting.text(settings) == text or "SIZE" in setting.metavar):
+            return text
+    raise AssertionError(f"{setting.name}: add a text that it takes to EXAMPLES")
+
+
 def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> None:
     (secret := tmp_path / "secret").write_text("0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77")
-    texts = {
-        "name": "alpha",
-        "host": "127.0.0.1",
-        "api_port": "1",
-        "tls_cert": "/etc/cert.pem",
-        "tls_key": "/etc/key.pem",
-        "no_api": "true",
-        "grpc_port": "2",
-        "ollama_port": "11434",
-        "data_ports": "7000-7010",
-        "discovery": "none",
-        "listen_port": "3",
-        "broadcast_port": "4",
-        "bootstrap_peers": "a:1,[::1]:2",
-        "peers_file": "/etc/peers.json",
-        "tailscale_api_key_file": "/etc/key",
-        "tailnet": "example.org",
-        "tailscale_api_url": "http://127.0.0.1:8",
-        "node_id_filter": "alpha,0123abcd",
-        "interface_type_filter": "thunderbolt,ethernet",
-        "namespace": "home",
-        "secret_file": str(secret),
-        "open_admin": "true",
-        "open_paths": "health",
-        "cors_origin": "https://a.example,http://localhost:3000",
-        "allowed_hosts": "mesh.example.org,b.example",
-        "web_tools": "true",
-        "web_tools_port": "8443",
-        "web_search": "brave",
-        "web_search_key_file": "/k/brave",
-        "headless": "true",
-        "page_languages": "de,pt-BR",
-        "page_languages_dir": "/srv/languages",
-        "engine": "dummy",
-        "engine_option": "a=1,b=x=y",
-        "openai_server": "http://127.0.0.1:8000,https://box:1/v1",
-        "openai_key_file": "/k/openai",
-        "llama_server": "/usr/bin/llama-server",
-        "rkllm_server_host": "board",
-        "rkllm_server_port": "8081",
-        "stands_for": "served=a/b",
-        "server_option": "rkllm.x=1",
-        "model_engine": "org/m=dummy,n=mlx",
-        "mixed_rings": "never",
-        "measure_engines": "off",
-        "tensor_group": "2",
-        "group_backend": "ring",
-        "hostfile": "/etc/hosts.json",
-        "fast_synch": "on",
-        "max_memory": "12GB",
-        "role": "edge",
-        "spare_runners": "2",
-        "models_dir": f"{tmp_path}:{tmp_path / 'b'}",
-        "no_fetch": "true",
-        "models_max_size": "5GB",
-        "evict_pinned": "true",
-        "store": "/data/store",
-        "store_host": "alpha",
-        "no_store": "true",
-        "no_store_fallback": "true",
-        "no_store_cleanup": "true",
-        "store_keep_gb": "0",
-        "default_model": "qwen3:0.6b",
-        "default_temp": "0.5",
-        "system_prompt": "Be brief.",
-        "max_generate_tokens": "100",
-        "keep_agent_lines": "true",
-        "control_tokens_in_text": "true",
-        "keep_responses": "60",
-        "preload": "alpha,beta",
-        "idle_unload": "600",
-        "custom_model_cards_dir": "/etc/cards",
-        "trust_remote_code": "true",
-        "min_peers": "2",
-        "placement": "throughput",
-        "proportional_layers": "off",
-        "no_auto_place": "true",
-        "no_probe_datagrams": "true",
-        "auto_replicas": "off",
-        "context_limit": "4096",
-        "max_batch_size": "1",
-        "no_batch": "true",
-        "prefill_chunk": "128",
-        "prefix_cache": "4GB",
-        "prefix_disk": "/data/kv",
-        "prefix_disk_max_size": "3GB",
-        "prefix_disk_days": "2",
-        "skip_warmup": "true",
-        "max_queued": "5",
-        "queue_timeout": "61",
-        "prefill_timeout": "62",
-        "token_timeout": "63",
-        "response_timeout": "60",
-        "stop_grace": "7",
-        "trace_sample": "0.5",
-        "trace_retention_days": "9",
-        "otlp_endpoint": "http://collector:4318/v1/traces",
-        "otlp_header": "api-key=a=b,x=y",
-        "otlp_protocol": "http/protobuf",
-        "otlp_certificate": "/etc/ca.pem",
-        "otlp_service": "studio",
-        "otlp_attribute": "deployment.environment.name=home",
-        "hang_debug": "30",
-        "image_transport_debug": "true",
-        "vision_debug_save_dir": "/tmp/images",
-        "power_tool": "/opt/homebrew/bin/mactop",
-        "sysfs": "/host/sys",
-        "override_memory": "16GiB",
-        "fake_mem_file": "/tmp/memory",
-        "memory_threshold": "0.3",
-        "memory_poll_interval": "0.5",
-        "request_log": "/var/log/requests.jsonl",
-        "request_log_max": "100",
-        "wait_for_peers": "2",
-        "discovery_timeout": "45",
-        "allow_sleep": "true",
-        "offline": "true",
-        "log_format": "json",
-        "log_level": "debug",
-        "log_file": "logs/node.jsonl",
-        "log_file_max_size": "10MB",
-        "log_files": "2",
-        "log_retention_days": "7",
-    }
-    assert set(texts) == set(SETTINGS) - {"home"}, "add the setting to `texts` above and to `expected` below"
-    expected = Settings(
-        home=tmp_path,
-        name="alpha",
-        host="127.0.0.1",
-        api_port=1,
-        tls_cert=Path("/etc/cert.pem"),
-        tls_key=Path("/etc/key.pem"),
-        api=False,
-        grpc_port=2,
-        ollama_port=11434,
-        data_ports=(7000, 7010),
-        discovery=(),
-        listen_port=3,
-        broadcast_port=4,
-        bootstrap_peers=("a:1", "[::1]:2"),
-        peers_file=Path("/etc/peers.json"),
-        tailscale_api_key_file=Path("/etc/key"),
-        tailnet="example.org",
-        tailscale_api_url="http://127.0.0.1:8",
-        node_id_filter=("alpha", "0123abcd"),
-        interface_type_filter=("thunderbolt", "ethernet"),
-        namespace="home",
-        secret_file=secret,
-        secret="0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77",
-        open_admin=True,
-        open_paths=("health",),
-        cors_origins=("https://a.example", "http://localhost:3000"),
-        allowed_hosts=("mesh.example.org", "b.example"),
-        web_tools=True,
-        web_tools_ports=(8443,),
-        web_search="brave",
-        web_search_key_file=Path("/k/brave"),
-        headless=True,
-        page_languages=("de", "pt-BR"),
-        page_languages_dir=Path("/srv/languages"),
-        engine="dummy",
-        engine_options={"a": "1", "b": "x=y"},
-        openai_servers=("http://127.0.0.1:8000", "https://box:1/v1"),
-        openai_key_file=Path("/k/openai"),
-        llama_server="/usr/bin/llama-server",
-        rkllm_server_host="board",
-        rkllm_server_port=8081,
-        stands_for={"served": "a/b"},
-        server_options={"rkllm.x": "1"},
-        model_engines={"org/m": "dummy", "n": "mlx"},
-        mixed_rings="never",
-        measure_engines="off",
-        tensor_group=2,
-        group_backend="ring",
-        hostfile=Path("/etc/hosts.json"),
-        fast_synch="on",
-        max_memory_bytes=12 * 10**9,
-        role="edge",
-        spare_runners=2,
-        models_dirs=(tmp_path, tmp_path / "b"),
-        fetch=False,
-        models_max_bytes=5 * 10**9,
-        evict_pinned=True,
-        store=Path("/data/store"),
-        store_host="alpha",
-        store_enabled=False,
-        store_fallback=False,
-        store_cleanup=False,
-        store_keep_gb=0,
-        default_model="qwen3:0.6b",
-        default_temp=0.5,
-        system_prompt="Be brief.",
-        max_generate_tokens=100,
-        keep_agent_lines=True,
-        control_tokens_in_text=True,
-        keep_responses=60,
-        preload=("alpha", "beta"),
-        idle_unload=600,
-        custom_model_cards_dir=Path("/etc/cards"),
-        trust_remote_code=True,
-        min_peers=2,
-        placement="throughput",
-        proportional_layers="off",
-        auto_place=False,
-        probe_datagrams=False,
-        auto_replicas="off",
-        context_limit=4096,
-        max_batch_size=1,
-        no_batch=True,
-        skip_warmup=True,
-        prefill_chunk=128,
-        prefix_cache_bytes=4_000_000_000,
-        prefix_disk=Path("/data/kv"),
-        prefix_disk_max_bytes=3_000_000_000,
-        prefix_disk_days=2,
-        max_queued=5,
-        queue_timeout=61,
-        prefill_timeout=62,
-        token_timeout=63,
-        response_timeout=60,
-        stop_grace=7,
-        trace_sample=0.5,
-        trace_retention_days=9,
-        otlp_endpoint="http://collector:4318/v1/traces",
-        otlp_headers={"api-key": "a=b", "x": "y"},
-        otlp_protocol="http/protobuf",
-        otlp_certificate=Path("/etc/ca.pem"),
-        otlp_service="studio",
-        otlp_attributes={"deployment.environment.name": "home"},
-        hang_debug=30,
-        image_transport_debug=True,
-        vision_debug_save_dir=Path("/tmp/images"),
-        power_tool="/opt/homebrew/bin/mactop",
-        sysfs=Path("/host/sys"),
-        override_memory_bytes=2**34,
-        fake_mem_file=Path("/tmp/memory"),
-        memory_threshold=0.3,
-        memory_poll_interval=0.5,
-        request_log="/var/log/requests.jsonl",
-        request_log_max=100,
-        wait_for_peers=2,
-        discovery_timeout=45,
-        allow_sleep=True,
-        offline=True,
-        log_format="json",
-        log_level="debug",
-        log_file="logs/node.jsonl",
-        log_file_max_bytes=10_000_000,
-        log_files=2,
-        log_retention_days=7,
-    )
-    assert load(tmp_path, texts).settings == expected
-    assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    sizes = {
-        "max_memory",
-        "override_memory",
-        "models_max_size",
-        "log_file_max_size",
-        "prefix_cache",
-        "prefix_disk_max_size",
-    }
-    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - sizes
-    lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
+    checked_together = {"secret_file": str(secret), "grpc_port": "3", "ollama_port": "4", "max_batch_size": "1"}
+    texts = {name: example_of(setting) for name, setting in SETTINGS.items() if name != "home"} | checked_together
+    by_flag, usual = load(tmp_path, texts).settings, default_settings()
+    assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == by_flag
+    lines = [f"{name} = " + (f"'{text}'" if str in SETTINGS[name].toml else text) for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))
-    loaded = load(tmp_path)
-    assert loaded.settings == expected
+    assert load(tmp_path).settings == by_flag
     for name, text in texts.items():
-        if name not in {*sizes, "discovery"}:
-            assert SETTINGS[name].text(loaded.settings) == text
+        assert SETTINGS[name].value(by_flag) == SETTINGS[name].from_texts([text]) != SETTINGS[name].value(usual), name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("name", "alpha", "name", "alpha"),
+        ("api_port", "1", "api_port", 1),
+        ("no_api", "true", "api", False),
+        ("no_store", "true", "store_enabled", False),
+        ("open_admin", "true", "open_admin", True),
+        ("data_ports", "7000-7010", "data_ports", (7000, 7010)),
+        ("discovery", "none", "discovery", ()),
+        ("bootstrap_peers", "a:1,[::1]:2", "bootstrap_peers", ("a:1", "[::1]:2")),
+        ("tls_cert", "/etc/cert.pem", "tls_cert", Path("/etc/cert.pem")),
+        ("open_paths", "health", "open_paths", ("health",)),
+        ("cors_origin", "https://a.example,http://b:3000", "cors_origins", ("https://a.example", "http://b:3000")),
+        ("web_tools_port", "8443", "web_tools_ports", (8443,)),
+        ("page_languages", "de,pt-BR", "page_languages", ("de", "pt-BR")),
+        ("engine_option", "a=1,b=x=y", "engine_options", {"a": "1", "b": "x=y"}),
+        ("tensor_group", "never", "tensor_group", 1),
+        ("max_memory", "12GB", "max_memory_bytes", 12 * 10**9),
+        ("models_dir", "/a:/b", "models_dirs", (Path("/a"), Path("/b"))),
+        ("models_max_size", "5GiB", "models_max_bytes", 5 * 2**30),
+        ("default_temp", "0.5", "default_temp", 0.5),
+        ("placement", "Throughput", "placement", "throughput"),
+        ("prefix_disk", "/data/kv", "prefix_disk", Path("/data/kv")),
+        ("otlp_header", "api-key=a=b,x=y", "otlp_headers", {"api-key": "a=b", "x": "y"}),
+    ],
+)
+def test_the_texts_of_each_kind_of_setting_become_these_values(name: str, text: str, field: str, value: object) -> None:
+    assert SETTINGS[name].field == field
+    assert SETTINGS[name].from_texts([text]) == value
+
+
+def test_every_field_but_the_secret_itself_declares_a_setting_with_help_and_a_group() -> None:
+    assert {setting.field for setting in SETTINGS.values()} == {*Settings.__dataclass_fields__} - {"secret"}
+    for setting in SETTINGS.values():
+        assert setting.help and setting in GROUPS[setting.group], setting.name
+        assert setting.is_switch or setting.metavar, setting.name
+    assert [setting for group in GROUPS.values() for setting in group] == [*SETTINGS.values()], "groups stand together"
+    names = [key for setting in SETTINGS.values() for key in setting.keys]
+    assert len(names) == len({*names})
 
 
 def test_the_table_of_the_model_store_stands_for_its_settings(tmp_path: Path) -> None:
@@ -705,8 +510,20 @@ def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
 
 
 def test_the_documentation_has_the_table_of_all_settings() -> None:
-    shown = reference() in (DOCS / "reference" / "configuration.md").read_text()
-    assert shown, "put what `exo-mesh config reference` prints into docs/reference/configuration.md"
+    for name, text in settings_page.pages().items():
+        assert (settings_page.FOLDER / name).read_text() == text, "run python -m tools.settings_page"
+
+
+def test_the_documentation_names_the_settings_that_the_mesh_may_share() -> None:
+    page = (settings_page.FOLDER / "configuration.md").read_text()
+    table = page.partition("## Settings of the mesh")[2].partition("**All other settings")[0]
+    named = [
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted(SHARED)
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])

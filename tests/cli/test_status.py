@@ -9,6 +9,8 @@ import pytest
 
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.main import main
+from exo_mesh.domain.reports import StateReport
+from tests.support.reports import reply_of
 
 GB = 10**9
 URL = "http://127.0.0.1:9"
@@ -17,7 +19,8 @@ ESCAPE = "\x1b["
 
 def a_state() -> dict[str, Any]:
     def peer(name: str) -> dict[str, Any]:
-        return {"id": f"{name}-0123456789", "name": name, "alive": True, "devices": [{"engine": "mlx"}],
+        return {"id": f"{name}-0123456789", "name": name, "role": "full", "alive": True,
+                "devices": [{"engine": "mlx"}],
                 "tags": ["mlx", "act:v1", "dtype:bf16"]}  # fmt: skip
 
     def reading(free: int, held: int) -> dict[str, Any]:
@@ -30,14 +33,15 @@ def a_state() -> dict[str, Any]:
         {"peer": "alpha-0123456789", "engine": "mlx", "layers": [0, 6]},
         {"peer": "beta-0123456789", "engine": "mlx", "layers": [6, 8]},
     ]
-    return {
-        "node_id": "alpha-0123456789",
-        "view": {
+    return reply_of(
+        StateReport,
+        node_id="alpha-0123456789",
+        view={
             "peers": [peer("alpha"), peer("beta")],
             "instances": [{"id": "m-1", "model": "org/m[1]", "state": "ready", "stages": stages}],
         },
-        "telemetry": {"alpha-0123456789": reading(8 * GB, 3 * GB)},
-        "health": {
+        telemetry={"alpha-0123456789": reading(8 * GB, 3 * GB)},
+        health={
             "status": "waiting_for_peers",
             "reasons": [slow],
             "peer_health": [
@@ -47,17 +51,17 @@ def a_state() -> dict[str, Any]:
             ],
             "instance_health": [{"id": "m-1", "level": "ok", "reasons": []}],
         },
-    }
+    )
 
 
 STATUS = """\
 http://127.0.0.1:9: waiting for peers
   degraded: the link to beta has 3 MB/s
     -> use a cable
-PEER          HEALTH    ENGINE  FREE    USED BY MODELS  ID
-alpha (here)  degraded  mlx     8.0 GB  3.0 GB          alpha-01
-beta          failed    mlx     ?       ?               beta-012
-gamma         asleep                                    gamma-01
+PEER          HEALTH    ENGINE  FREE     USED BY MODELS  ID
+alpha (here)  degraded  mlx     8.0 GB   3.0 GB          alpha-01
+beta          failed    mlx     unknown  unknown         beta-012
+gamma         asleep                                     gamma-01
 beta:
   failed: it crashed 3 times
     -> see the log

@@ -12,7 +12,9 @@ from rich.console import Console
 from exo_mesh.cli.topology_picture import goodput_text, layer_bar, memory_bar, picture
 from exo_mesh.cli.verbs.preview import describe
 from exo_mesh.cli.verbs.topology import run, speeds, watch
+from exo_mesh.domain.reports import StateReport
 from exo_mesh.errors import InputError, TransportError
+from tests.support.reports import reply_of
 
 GB = 10**9
 
@@ -33,12 +35,13 @@ def a_state(tokens: int = 120) -> dict[str, Any]:
     instance = {
         "id": "m-1", "model": "m", "state": "ready", "owner": "id-beta", "ballot": [2, "id-beta"], "stages": stages,
     }  # fmt: skip
-    return {
-        "node_id": "id-alpha",
-        "view": {"peers": peers, "instances": [instance]},
-        "telemetry": {"id-alpha": reading(8 * GB, 3 * GB), "id-beta": reading(2 * GB, GB, tokens={"m-1": tokens})},
-        "links": [{"from": "id-alpha", "to": "id-beta", "address": "10.0.0.2:5000", "rtt_ms": 0.4213}],
-    }
+    return reply_of(
+        StateReport,
+        node_id="id-alpha",
+        view={"peers": peers, "instances": [instance]},
+        telemetry={"id-alpha": reading(8 * GB, 3 * GB), "id-beta": reading(2 * GB, GB, tokens={"m-1": tokens})},
+        links=[{"from": "id-alpha", "to": "id-beta", "address": "10.0.0.2:5000", "rtt_ms": 0.4213}],
+    )
 
 
 def drawn(renderable: Any) -> str:

@@ -14,7 +14,7 @@ from exo_mesh.api.errors import _RULES
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
-PARTS = ("start", "tasks", "reference", "how-it-works")
+PARTS = ("start", "tasks", "reference", "how-it-works", "measurements")
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted(ROOT.glob("*/README.md"))]
 DOCUMENTS += [path for folder in ("engines", "examples") for path in sorted((ROOT / folder).glob("*/README.md"))]
@@ -44,6 +44,21 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(document: Path) -> 
     for target, anchor in links(document):
         assert target.exists(), f"{document.name}: {target}"
         assert not anchor or target.suffix != ".md" or anchor in anchors(target), f"{target.name}#{anchor}"
+
+
+MODULE = re.compile(r"(?<![\w/.~$-])((?:[a-z_][a-z0-9_]*/)+[a-z0-9_]+\.(?:py|proto))\b|`((?:[a-z_]+/){2,})`")
+"""A module or a folder of the code that a page names: from the root, a wing's parent, `tests`, or the page's folder."""
+
+OTHER_PROJECTS = {"acceptance.md"}
+"""Pages that name files of other projects too."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_that_a_page_names_exists(document: Path) -> None:
+    roots = [ROOT, ROOT / "exo_mesh", ROOT / "engines", ROOT / "tests", document.parent]
+    named = {module or folder for module, folder in MODULE.findall(document.read_text())}
+    gone = [name for name in sorted(named) if not any((root / name).exists() for root in roots)]
+    assert not gone or document.name in OTHER_PROJECTS, gone
 
 
 def test_every_page_that_a_message_a_comment_or_a_test_names_exists() -> None:
@@ -114,12 +129,23 @@ def test_every_current_figure_has_a_command_a_date_and_says_whether_the_machine_
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")][
         1:
     ]
-    assert len(rows) >= 15
+    assert len(rows) >= 15 and len(page.splitlines()) <= 120, "explanations and older figures: docs/measurements"
     for what, figure, _, command, recorded, quiet in rows:
         assert re.search(r"\d", figure), what
-        assert re.match(r"`(exo-mesh|pytest|python -m) |\[below\]|the same$", command), what
+        assert re.match(r"`(exo-mesh|pytest|python -m) |\[log\]|the same$", command), what
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", recorded), what
         assert quiet in ("yes", "no", "not recorded"), what
+
+
+def test_the_log_of_measurements_has_a_date_for_every_section_the_newest_first() -> None:
+    log = DOCS / "measurements" / "README.md"
+    rows = re.findall(
+        r"^\| (\d{4}-\d\d-\d\d) \| (\d{4}-\d\d-\d\d) \| \[.*\]\((.*)\) \|$", log.read_text(), re.MULTILINE
+    )
+    last = [row[0] for row in rows]
+    assert last == sorted(last, reverse=True) and all(first <= newest for newest, first, _ in rows)
+    sections = {f"{page.name}#{anchor}" for page in log.parent.glob("*.md") if page != log for anchor in anchors(page)}
+    assert {row[2] for row in rows} == sections
 
 
 def test_the_glossary_defines_each_term_once() -> None:
@@ -133,3 +159,8 @@ def test_the_glossary_defines_each_term_once() -> None:
 def test_no_page_has_marks_of_a_merge() -> None:
     found = [str(page) for page in PAGES if "\n<<<<<<< " in page.read_text()]
     assert not found
+
+
+def test_the_page_about_architecture_can_be_read_in_minutes() -> None:
+    words = (DOCS / "how-it-works" / "architecture.md").read_text().split()
+    assert len(words) <= 900, "one line per wing; details belong into the pages that it links"

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from exo_mesh.domain.shared.settings import MAX_SETTINGS, MAX_TEXT_BYTES, SharedSetting, SharedSettings
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.errors import TransportError
-from exo_mesh.wire.control_codec import record_from_proto, record_to_proto
+from exo_mesh.wire.control_codec import record_from_proto, record_to_proto, settings_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.settings_codec import settings_from_proto
 
 ENTRIES = st.builds(
     SharedSetting, st.sampled_from("abc"), st.none() | st.sampled_from(["1", "2"]), st.integers(1, 3),

@@ -104,13 +104,13 @@ def write_model(way: Way, directory: Path) -> Path:
     if way.architecture == "llama":
         return flat_model(directory)
     if way.engine == "mlx":
-        from tools.architectures.checkpoint import write_checkpoint as write_mlx
-        from tools.architectures.configs import tiny_config
+        from tools.architectures.mlx_configs import tiny_config
+        from tools.architectures.mlx_models import write_checkpoint as write_mlx
 
         return write_mlx(directory, tiny_config(way.architecture))
     if way.engine == "llamacpp":
         return _write_gguf(way.architecture, directory)
-    from tools.torch_architectures.check import write_random_model
+    from tools.architectures.torch_models import write_random_model
 
     return write_random_model(directory, way.architecture)
 
@@ -120,9 +120,9 @@ def _write_gguf(architecture: str, directory: Path) -> Path:
     from exo_mesh_llamacpp.library import open_library
     from exo_mesh_llamacpp.library_file import packaged_library
 
-    from tools.llamacpp_architectures.configs import ON_DEMAND, metadata_of
-    from tools.llamacpp_architectures.random_model import write_model as write_random_gguf
-    from tools.llamacpp_architectures.shapes import ask_shapes
+    from tools.architectures.llamacpp_configs import ON_DEMAND, metadata_of
+    from tools.architectures.llamacpp_shapes import ask_shapes
+    from tools.architectures.llamacpp_shapes import write_model as write_random_gguf
 
     library = open_library(packaged_library())
     asked = ask_shapes(library, metadata_of(architecture, False), ON_DEMAND)

@@ -43,8 +43,8 @@ TORCH = {
 def mlx_model(directory: Path, architecture: str) -> tuple[EngineProvider, Path, int]:
     from exo_mesh_mlx import provider
 
-    from tools.architectures.checkpoint import write_checkpoint
-    from tools.architectures.configs import tiny_config
+    from tools.architectures.mlx_configs import tiny_config
+    from tools.architectures.mlx_models import write_checkpoint
     from tools.architectures.sizes import LAYERS
 
     return provider, write_checkpoint(directory, tiny_config(architecture)), LAYERS
@@ -53,8 +53,8 @@ def mlx_model(directory: Path, architecture: str) -> tuple[EngineProvider, Path,
 def torch_model(directory: Path, family: str) -> tuple[EngineProvider, Path, int]:
     from exo_mesh_torch import provider
 
-    from tools.torch_architectures.check import write_random_model
-    from tools.torch_architectures.families import NUM_LAYERS
+    from tools.architectures.torch_families import NUM_LAYERS
+    from tools.architectures.torch_models import write_random_model
 
     return provider, write_random_model(directory, family), NUM_LAYERS
 

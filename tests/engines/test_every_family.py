@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 import random
-import re
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "architectures.md"
+from tools.architectures.check import adapter_of, check
+from tools.architectures.llamacpp_configs import ARCHITECTURES
+from tools.architectures.pages import PAGES
+from tools.architectures.table import summary
+
 BUDGET_S = 3.0
 """No family is begun after so long."""
 
@@ -26,59 +27,39 @@ def todays_tenth(names: Sequence[str]) -> list[str]:
     return tenth
 
 
-def test_the_page_has_every_causal_family_of_the_transformers_that_it_names_and_none_that_fails() -> None:
-    part = PAGE.read_text(encoding="utf-8").partition("\n## Families of transformers\n")[2]
-    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
-    results = {cells[0].split(" |")[0]: cells[-1] for cells in lines}
-    assert not [name for name, result in results.items() if result.startswith("**fails**")]
-    others = {name: result for name, result in results.items() if result != "exact"}
-    assert all(len(result.partition(": ")[2]) > 10 for result in others.values()), others
+def is_page_right(engine: str) -> bool:
+    """Checks today's families. Whether the page says of the same libraries what was found, and none fails."""
+    page = PAGES[engine]
+    says = page.states() if page.versions in page.read() else {}
+    begin, found = time.monotonic(), {}
+    for name in todays_tenth(adapter_of(engine).names()):
+        if time.monotonic() - begin > BUDGET_S:
+            break
+        found[name] = check(engine, name, few=True)
+    assert not [outcome for outcome in found.values() if outcome.state == "failed"]
+    assert not says or {name: one.state for name, one in found.items()} == {name: says[name] for name in found}
+    return bool(found)
+
+
+@pytest.mark.parametrize("engine", PAGES)
+def test_a_page_gives_a_reason_for_what_is_not_exact_and_nothing_fails(engine: str) -> None:
+    states = PAGES[engine].states()
+    assert "failed" not in states.values() and len(states) > 100
+    cells = {name: row.rstrip(" |").split(" | ")[-1] for name, row in PAGES[engine].rows().items()}
+    assert all(len(cells[name].partition(": ")[2]) > 10 for name, state in states.items() if state != "exact")
+    assert summary(states.values()) in PAGES[engine].read()
+
+
+def test_the_pages_have_every_architecture_of_the_libraries_that_they_name() -> None:
+    assert set(PAGES["llamacpp"].states()) == set(ARCHITECTURES)
     provider = pytest.importorskip("exo_mesh_torch.provider")
-    version = re.search(r"transformers (\d[\d.]*\d)", part)
-    assert version
-    if find_spec("transformers") and version[1] == metadata.version("transformers"):
-        assert set(results) == provider._causal_models()
+    if find_spec("transformers") and PAGES["torch"].versions in PAGES["torch"].read():
+        assert set(PAGES["torch"].states()) == provider._causal_models()
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(120)
-def test_a_tenth_of_mlx_lms_architectures_is_as_the_page_says() -> None:
-    pytest.importorskip("mlx_lm")
-    from tools.architectures.check import check
-    from tools.architectures.configs import architectures
-    from tools.architectures.table import state_of, versions
-
-    page = PAGE.read_text(encoding="utf-8")
-    expected = {line.split("`")[1]: state_of(line) for line in page.splitlines() if line.startswith("| `")}
-    begin, tried = time.monotonic(), 0
-    for name in todays_tenth(architectures()):
-        if time.monotonic() - begin > BUDGET_S:
-            break
-        outcome = check(name, few=True)
-        tried += 1
-        assert outcome.state != "failed", (name, outcome.reason, outcome.different)
-        if f"Versions: {versions()}." in page:
-            assert outcome.state == expected[name], (name, outcome.reason)
-    assert tried
-
-
-@pytest.mark.extended
-@pytest.mark.timeout(120)
-def test_a_tenth_of_transformers_families_is_as_the_page_says() -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from tools.torch_architectures.configs import causal_families
-    from tools.torch_architectures.judge import judge
-    from tools.torch_architectures.table import rows, state_of, versions
-
-    page = PAGE.read_text(encoding="utf-8")
-    begin, tried = time.monotonic(), 0
-    for name in todays_tenth(causal_families()):
-        if time.monotonic() - begin > BUDGET_S:
-            break
-        found = judge(name)
-        tried += 1
-        assert found.state != "failed", (name, found.reason)
-        if f"Versions of the libraries: {versions()}." in page:
-            assert found.state == state_of(rows(page)[name]), (name, found.reason)
-    assert tried
+@pytest.mark.parametrize(("engine", "library"), [("torch", "transformers"), ("mlx", "mlx_lm")])
+def test_a_tenth_of_all_architectures_is_as_the_page_says(engine: str, library: str) -> None:
+    pytest.importorskip(library)
+    assert is_page_right(engine)

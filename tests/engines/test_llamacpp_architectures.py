@@ -10,15 +10,15 @@ from exo_mesh_llamacpp import provider
 from exo_mesh_llamacpp.families import FAMILIES
 from exo_mesh_llamacpp.gguf_rules import RULES
 
-from tools.llamacpp_architectures.__main__ import try_apart
-from tools.llamacpp_architectures.table import states, version
+from tools.architectures.check import check_apart
+from tools.architectures.pages import LLAMACPP as PAGE
 
 BUDGET_S = 6.0
 """No architecture is begun after so long."""
 
 
 def test_every_architecture_with_rules_is_exact_on_the_page_and_no_other() -> None:
-    exact = {arch for arch, state in states().items() if state == "exact"}
+    exact = {arch for arch, state in PAGE.states().items() if state == "exact"}
     assert exact == set(RULES)
     assert len(exact) >= 60
 
@@ -34,16 +34,16 @@ def test_some_architectures_are_as_the_page_says() -> None:
     """Others each day: every twentieth, in turns."""
     if not provider.availability().available:
         pytest.skip("xllamacpp is not installed")
-    if version() not in (provider.version(),):
+    if PAGE.versions not in PAGE.read():
         pytest.skip("the page is of another version of the library")
-    page = states()
+    page = PAGE.states()
     day = datetime.datetime.now(datetime.UTC).date().toordinal()
     begin = time.monotonic()
     tried = 0
     for arch in sorted(RULES)[day % 20 :: 20]:
         if time.monotonic() - begin > BUDGET_S:
             break
-        outcome = try_apart(arch, few=True)
+        [outcome] = check_apart("llamacpp", [arch], few=True)
         tried += 1
         assert outcome.state == page[arch], (arch, outcome.reason, outcome.different)
     assert tried

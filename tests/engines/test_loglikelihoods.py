@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from exo_mesh.domain.request import PromptLogprob, TokenLogprob
 from tests.support.serving import ServingRing, load_stages
-from tools.torch_architectures.check import whole_model_logits, write_random_model
+from tools.architectures.torch_models import whole_model_logits, write_random_model
 
 TOLERANCE = 1e-3
 CONTEXT, CONTINUATION = 23, 41

@@ -14,8 +14,8 @@ from exo_mesh_mlx.ahead import LONGEST_PAUSE, MIN_HITS, LookAhead
 from exo_mesh_mlx.engine import MlxStage
 
 from exo_mesh.domain.frame import Row
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import LAYERS
 from tools.stages import Stages, forward, insert
 

@@ -21,13 +21,14 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import ModelError
-from tools.architectures.check import Outcome, check
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import architectures, tiny_config
+from tools.architectures.check import check
+from tools.architectures.mlx_configs import architectures, tiny_config
+from tools.architectures.mlx_models import write_checkpoint
+from tools.architectures.outcome import Outcome
+from tools.architectures.pages import MLX as PAGE
 from tools.architectures.sizes import LAYERS, VOCAB
-from tools.architectures.table import render, versions
+from tools.architectures.table import rows, summary
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 IDS = np.random.default_rng(11).integers(0, VOCAB, 47).tolist()
 
 DIVERSE = {
@@ -52,63 +53,56 @@ QUICK = ("gemma3_text",)
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.extended) for name in DIVERSE],
 )
 def test_a_split_model_has_the_bits_of_the_whole(architecture: str) -> None:
-    outcome = check(architecture, few=True)
-    assert (outcome.state, outcome.reason, outcome.different) == ("split", "", {})
+    outcome = check("mlx", architecture, few=True)
+    assert (outcome.state, outcome.reason, outcome.different) == ("exact", "", {})
     assert outcome.splits == 3
     cuts, kind = DIVERSE[architecture]
-    assert outcome.legal_cuts == tuple(range(1, cuts + 1)) and kind in outcome.kv
+    assert outcome.cuts == tuple(range(1, cuts + 1)) and kind in outcome.traits["kv"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", architectures())
 def test_every_architecture_that_runs_at_all_runs_right(architecture: str) -> None:
-    outcome = check(architecture)
+    outcome = check("mlx", architecture)
     assert outcome.state != "failed", (outcome.reason, outcome.different)
 
 
-def table() -> dict[str, str]:
-    """{architecture: result} as the page says."""
-    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
-    return {row[0].strip("`"): row[-1] for row in rows if row[0].startswith("`")}
-
-
 def test_the_page_lists_every_architecture_of_the_mlx_lm_that_it_names() -> None:
-    versions = dict(re.findall(r"(mlx|mlx-lm) (\d[\w.]*\w)", PAGE.read_text(encoding="utf-8").split("|")[0]))
+    versions = dict(re.findall(r"(mlx|mlx-lm) (\d[\w.]*\w)", PAGE.read().split("|")[0]))
     assert set(versions) == {"mlx", "mlx-lm"}
     if versions["mlx-lm"] == metadata.version("mlx-lm"):
-        assert sorted(table()) == sorted(architectures())
+        assert sorted(PAGE.states()) == sorted(architectures())
 
 
-def test_the_page_gives_a_reason_for_all_that_does_not_split() -> None:
-    results = table()
-    split = [name for name, result in results.items() if result == "equal"]
-    others = {name: result for name, result in results.items() if result != "equal"}
-    assert all(len(result.partition(": ")[2]) > 10 for result in others.values()), others
-    ran = [name for name, result in results.items() if not result.startswith("not run here")]
-    assert len(split) >= 0.95 * len(ran)
-    counted = re.search(
-        r"Of (\d+) architectures, mlx-lm itself runs (\d+) here. Of these (\d+) ", PAGE.read_text("utf-8")
-    )
-    assert counted and tuple(map(int, counted.groups())) == (len(results), len(ran), len(split))
+def test_nearly_all_that_runs_at_all_is_split_and_counted() -> None:
+    states = [*PAGE.states().values()]
+    assert states.count("exact") >= 0.95 * (len(states) - states.count("absent"))
+    assert summary(states) in PAGE.read()
 
 
 def test_rows_of_an_earlier_page_are_kept_only_if_it_is_of_the_same_versions() -> None:
-    page = PAGE.read_text(encoding="utf-8").replace("Versions: ", "Versions: older ")
+    page = PAGE.read().replace("Versions: ", "Versions: older ")
     new = Outcome("llama", "failed", "a reason")
-    assert [line for line in render([new], page).splitlines() if line.startswith("| `")] == [
-        "| `llama` |  |  |  |  |  |  |  | **fails**: a reason |"
-    ]
-    kept = render([new], f"Versions: {versions()}.\n| `gpt2` | 6 | | | | | | | equal |\n")
-    assert "Of 2 architectures, mlx-lm itself runs 2 here. Of these 1 (50.0 %)" in kept and "1 fail." in kept
+    part = PAGE.render([new], page).partition("\n## ")[0]
+    assert [*rows(part).values()] == ["| `llama` |  |  |  |  |  |  |  | **fails**: a reason |"]
+    kept = PAGE.render([new], f"# Architectures\nVersions: {PAGE.versions}.\n| `gpt2` | 6 | | | | | | | exact |\n")
+    assert "Of 2 architectures, 1 are exact" in kept and "1 fail." in kept
+
+
+def test_a_page_keeps_the_parts_of_other_engines_and_rows_for_which_more_was_tried() -> None:
+    page = PAGE.read()
+    assert PAGE.render([], page) == page
+    before = rows(page)["llama"]
+    few = PAGE.render([Outcome("llama", "exact", cuts=(1,), splits=3)], page, few=True)
+    assert rows(few.partition("\n## ")[0])["llama"] == rows(page.partition("\n## ")[0])["llama"] != before
+    worse = PAGE.render([Outcome("llama", "failed", "a reason")], page, few=True)
+    assert "**fails**: a reason" in rows(worse.partition("\n## ")[0])["llama"]
 
 
 def test_the_page_tells_rows_that_attend_together_from_rows_that_only_share_a_forward() -> None:
-    found = {}
-    for name, batched, in_blocks in (("a", False, False), ("b", True, False), ("c", True, True)):
-        page = render([Outcome(name, "split", kv=("full",), batched=batched, in_blocks=in_blocks)])
-        found[name] = next(line for line in page.splitlines() if line.startswith("| `")).split(" | ")[6]
-    assert found == {"a": "no", "b": "yes", "c": "in blocks"}
+    cells = [PAGE.row(Outcome("a", "exact", traits={"together": how})).split(" | ") for how in ("no", "in blocks")]
+    assert [row[6] for row in cells] == ["no", "in blocks"]
 
 
 @pytest.fixture
@@ -135,7 +129,7 @@ def test_a_model_that_mlx_lm_cannot_run_is_refused_before_it_is_loaded(tmp_path:
 
 
 def test_a_looped_model_runs_whole_or_not_at_all(stage: MlxStage, tmp_path: Path) -> None:
-    outcome = check("nanbeige")
+    outcome = check("mlx", "nanbeige")
     assert (outcome.state, outcome.different) == ("whole", {}) and "looped" in outcome.reason
     with pytest.raises(ModelError, match="looped"):
         load(stage, tmp_path, "nanbeige", 0, 4)

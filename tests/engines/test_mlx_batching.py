@@ -24,10 +24,10 @@ from exo_mesh_mlx.packets import Group
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import StageInput
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
-from tools.architectures.sequences import Alone, compute_alone
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import compute_alone, write_checkpoint
 from tools.architectures.sizes import LAYERS
+from tools.architectures.trials import SCHEDULES, TOKENS
 from tools.stages import Stages, forward, insert
 
 CUT = 2
@@ -62,22 +62,22 @@ class Model:
 
     def prefill(self) -> None:
         insert(self.engines, range(1, len(self.alone) + 1))
-        for sequence, alone in enumerate(self.alone, 1):
-            for pos0, n in alone.schedule[:2]:
-                forward(self.engines, [Row(sequence, pos0, n)], alone.token_ids[pos0 : pos0 + n])
+        for sequence, schedule in enumerate(SCHEDULES, 1):
+            for pos0, n in schedule[:2]:
+                forward(self.engines, [Row(sequence, pos0, n)], TOKENS[sequence - 1, pos0 : pos0 + n])
         self.rows_per_forward.clear()
 
     def decode(self, steps: dict[int, int]) -> np.ndarray:
         """One frame with a decode row per {sequence: its step}."""
         rows = [Row(sequence, *self.schedule(sequence, step), 1) for sequence, step in steps.items()]
-        ids = [self.alone[row.sequence - 1].token_ids[row.pos0] for row in rows]
+        ids = [TOKENS[row.sequence - 1, row.pos0] for row in rows]
         return forward(self.engines, rows, ids)
 
     def schedule(self, sequence: int, step: int) -> tuple[int, int]:
-        return self.alone[sequence - 1].schedule[2 + step]
+        return SCHEDULES[sequence - 1][2 + step]
 
     def expected(self, steps: dict[int, int]) -> np.ndarray:
-        return np.concatenate([self.alone[sequence - 1].logits[2 + step] for sequence, step in steps.items()])
+        return np.stack([self.alone[one - 1][self.schedule(one, step)[0]] for one, step in steps.items()])
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_bad_row_between_good_ones_faults_alone(make: Any) -> None:
     model = make("qwen3")
     model.prefill()
     good = {1: 0, 3: 0}
-    (first, first_id), (last, last_id) = ((decode_row(model.alone[s - 1], s), model.alone[s - 1]) for s in good)
+    first, last = (Row(sequence, *model.schedule(sequence, 0), 1) for sequence in good)
     rows = (first, Row(9, 5, 1, 1), last)
-    ids = (first_id.token_ids[first.pos0], 1, last_id.token_ids[last.pos0])
+    ids = (int(TOKENS[0, first.pos0]), 1, int(TOKENS[2, last.pos0]))
     tensors, faults = {}, []
     for stage in model.engines:
         output = stage.forward(StageInput(rows, ids, tensors))
@@ -149,10 +149,6 @@ def test_a_bad_row_between_good_ones_faults_alone(make: Any) -> None:
     assert {fault.sequence for fault in faults} == {9} and output.logits is not None
     np.testing.assert_array_equal(output.logits[[0, 2]], model.expected(good))
     assert not output.logits[1].any()
-
-
-def decode_row(alone: Alone, sequence: int) -> Row:
-    return Row(sequence, *alone.schedule[2], 1)
 
 
 def test_rows_are_grouped_by_length_and_begin_alone() -> None:

@@ -27,8 +27,8 @@ from mlx_lm.models import cache as mlx_caches
 from exo_mesh.domain.frame import Row
 from exo_mesh.errors import InputError
 from tests.support.exactness import EPSILON, rms
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import LAYERS, VOCAB
 from tools.stages import Stages, forward, insert
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,11 @@ import mlx.nn as nn
 from exo_mesh_mlx import provider
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.errors import ModelError
-from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.quantising import edit_config, quantise
 from tests.support.ring import Ring
 
 LAYERS = 3
@@ -47,19 +45,6 @@ MIXED: dict[str, Any] = {
 }
 
 
-def edit_config(model_dir: Path, **changes: Any) -> None:
-    config = json.loads((model_dir / "config.json").read_text())
-    write_json(model_dir / "config.json", config | changes)
-
-
-def quantise(model_dir: Path, settings: dict[str, Any], predicate: Callable[[str, nn.Module], Any] | None) -> nn.Module:
-    """Quantise the checkpoint on disk as mlx-lm would save it; answers the whole model."""
-    model, _ = load_model(model_dir)
-    nn.quantize(model, **settings, class_predicate=predicate)
-    mx.save_safetensors(str(model_dir / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    return model
-
-
 def whole_logits(model: Any) -> np.ndarray:
     cache = make_prompt_cache(model)
     return np.concatenate([np.array(model(mx.array(IDS[at : at + n])[None], cache=cache)[0]) for at, n in CHUNKS])
@@ -75,19 +60,14 @@ def split_logits(model_dir: Path, cuts: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_quantised_model_splits_bit_for_bit(tmp_path: Path, name: str) -> None:
-    settings = FORMATS[name]
-    model = quantise(write_checkpoint(tmp_path, MODEL), settings, None)
-    edit_config(tmp_path, quantization=settings)
+    model = quantise(write_checkpoint(tmp_path, MODEL), **FORMATS[name])
     expected = whole_logits(model)
     assert any(isinstance(module, nn.QuantizedEmbedding) for module in model.modules()) and np.ptp(expected) > 0
     np.testing.assert_array_equal(split_logits(tmp_path, (1,)), expected)
 
 
 def test_a_mixture_of_formats_splits_bit_for_bit_and_is_surveyed_exactly(tmp_path: Path) -> None:
-    settings = FORMATS["affine-4"]
-    predicate = lambda path, module: MIXED.get(path, True) if hasattr(module, "to_quantized") else False  # noqa: E731
-    model = quantise(write_checkpoint(tmp_path, MODEL), settings, predicate)
-    edit_config(tmp_path, quantization=settings | MIXED)
+    model = quantise(write_checkpoint(tmp_path, MODEL), lambda path: MIXED.get(path, True), **FORMATS["affine-4"])
     np.testing.assert_array_equal(split_logits(tmp_path, (1, 2)), whole_logits(model))
     survey = provider.survey(tmp_path, {})
     held = [sum(array.nbytes for _, array in tree_flatten(layer.parameters())) for layer in model.layers]

@@ -138,14 +138,23 @@ def test_the_check_finds_noise_that_one_rank_makes_beyond_the_second_chunk(llama
 
 
 @pytest.mark.extended
-def test_a_rank_that_makes_something_else_of_a_frame_is_found_while_serving(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        ("diverge", "rank 1 has another result than the leader"),
+        ("astray", "rank 1 is out of step: it computed forward 64 of 2 tokens, the leader forward 64 of 1 tokens"),
+    ],
+)
+def test_a_rank_that_makes_something_else_of_a_frame_is_found_while_serving(
+    llama: Path, tmp_path: Path, spoil: str, says: str
+) -> None:
     wanted: list[Frame] = [([(1, place, 1, 1)], [TOKENS[place]]) for place in range(AGREE_EVERY + 1)]
     good = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted), tmp_path)
     assert [outcome.answer.get("error") for outcome in good] == [None, None]
-    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted, spoil="diverge"), tmp_path)
+    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted, spoil=spoil), tmp_path)
     for outcome in outcomes:
         kind, message = outcome.answer["error"]
-        assert kind == "CanaryError" and "rank 1 has another result than the leader" in message
+        assert kind == "CanaryError" and says in message
 
 
 @pytest.mark.extended

@@ -1,8 +1,7 @@
-"""Sequences of the MLX engine that begin alike hold the beginning once, and compute what each computes alone."""
+"""The MLX engine's shared parts of KV; test_shared_kv.py has what every engine must show."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ pytest.importorskip("mlx_lm")
 from exo_mesh_mlx import provider, ragged
 from exo_mesh_mlx.engine import MlxStage
 from exo_mesh_mlx.shared import alone
-from exo_mesh_mlx.shared import parts as shared
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import LEAST_SHARED, StageInput
@@ -22,12 +20,11 @@ from exo_mesh.errors import EngineError
 from exo_mesh.weights.random_checkpoint import TinyModel
 from exo_mesh.weights.random_checkpoint import write_checkpoint as write_model
 from tests.support.exactness import EPSILON, rms
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
+from tests.support.shared_streams import PROMPT
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import LAYERS
 from tools.stages import Stages
-
-PROMPT = tuple(3 + (7 * place) % 50 for place in range(1000))
 
 
 def open_stage(directory: Path, architecture: str) -> MlxStage:
@@ -71,53 +68,10 @@ def begin(stage: MlxStage, length: int = len(PROMPT)) -> None:
     compute(stage, (1, 0, PROMPT[:length]))
 
 
-def test_thirty_two_mlx_streams_over_one_prompt_hold_it_once(stage: MlxStage) -> None:
-    before = stage.memory_bytes()
-    begin(stage)
-    one_copy = stage.memory_bytes() - before
-    for sequence in range(2, 34):
-        stage.copy(1, sequence, len(PROMPT), 2000)
-    stage.remove(1)
-    assert stage.memory_bytes() - before <= 1.1 * one_copy
-    got = compute(stage, *((sequence, len(PROMPT), (5,)) for sequence in range(2, 34)))
-    check(stage, got[31], (*PROMPT, 5))
-    own = shared.FIRST_STEP * one_copy / len(PROMPT)
-    assert stage.memory_bytes() - before <= 1.1 * one_copy + 32 * own, "and room of its own for each"
-
-
-def test_the_mlx_stage_says_that_it_shares(stage: MlxStage) -> None:
-    assert stage.capabilities.shares_from == LEAST_SHARED
-
-
-@pytest.mark.extended
-def test_mlx_rows_with_and_without_shared_parts_decode_together_as_alone(stage: MlxStage) -> None:
-    begin(stage)
-    for sequence, upto in ((2, 1000), (3, 400), (4, 100)):
-        stage.copy(1, sequence, upto, 3000)
-    held = {1: PROMPT, 2: PROMPT, 3: PROMPT[:400], 4: PROMPT[:100]}
-    for tokens in ((5,), (6, 7), (8,), (9, 10, 11)):
-        got = compute(stage, *((sequence, len(context), tokens) for sequence, context in held.items()))
-        for place, sequence in enumerate(held):
-            held[sequence] += tokens
-            check(stage, got[place], held[sequence])
-
-
-@pytest.mark.parametrize("n", [1, 3, 50])
-def test_a_lone_mlx_row_follows_its_shared_part(stage: MlxStage, n: int) -> None:
+def test_a_saved_mlx_sequence_has_its_shared_positions_in_parts_too(stage: MlxStage) -> None:
     begin(stage, 600)
     stage.copy(1, 2, 600, 3000)
-    check(stage, compute(stage, (2, 600, PROMPT[:n]))[0], PROMPT[:600] + PROMPT[:n])
-    check(stage, compute(stage, (2, 600, PROMPT[:n]))[0], PROMPT[:600] + PROMPT[:n])
-
-
-def test_a_saved_mlx_sequence_has_its_shared_positions(stage: MlxStage) -> None:
-    begin(stage, 600)
-    stage.copy(1, 2, 600, 3000)
-    stage.restore(3, 3000, stage.save(2))
     compute(stage, (2, 600, (5,)))
-    stage.restore(4, 3000, stage.save(2))
-    check(stage, compute(stage, (3, 600, (6,)))[0], (*PROMPT[:600], 6))
-    check(stage, compute(stage, (4, 601, (6,)))[0], (*PROMPT[:600], 5, 6))
     whole = stage.save(2)
     in_parts = {name: tensor for part in stage.save_parts(2) for name, tensor in part.tensors.items()}
     assert in_parts == whole.tensors and whole.length == 601
@@ -239,45 +193,6 @@ def test_shared_mlx_rows_in_half_precision_choose_what_they_choose_alone(tmp_pat
         half.remove(9999)
         assert float(wanted.max() - wanted[chosen[sequence]]) / rms(wanted) <= EPSILON["bfloat16"]
     half.close()
-
-
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(100, 110))])
-def test_random_mlx_copies_and_cuts_compute_as_alone(
-    stage: MlxStage, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(shared, "LEAST_SHARED", 8)
-    monkeypatch.setattr(alone, "PATIENCE", 2)
-    rng = random.Random(seed)
-    held: dict[int, tuple[int, ...]] = {}
-    for new in range(1, 30):
-        kind = rng.random()
-        if not held or kind < 0.15:
-            held[new] = tuple(rng.randrange(3, 60) for _ in range(rng.choice([5, 30, 90])))
-            stage.insert(new, 3000)
-            compute(stage, (new, 0, held[new]))
-        elif kind < 0.5:
-            source = rng.choice(list(held))
-            upto = rng.randint(1, len(held[source]))
-            held[new] = held[source][:upto]
-            if kind < 0.42:
-                stage.copy(source, new, upto, 3000)
-            else:
-                stage.move(source, new, upto, 3000)
-                del held[source]
-        else:
-            rows: list[tuple[int, int, tuple[int, ...]]] = []
-            n = rng.choice([1, 1, 1, 3, 20])
-            for sequence in rng.sample(list(held), rng.choice([1, rng.randint(1, len(held))])):
-                back = rng.randrange(min(12, len(held[sequence]))) if rng.random() < 0.2 else 0
-                tokens = tuple(rng.randrange(3, 60) for _ in range(n))
-                rows.append((sequence, len(held[sequence]) - back, tokens))
-            for _ in range(rng.choice([1, 2, 3]) if len(rows) == 1 else 1):
-                got = compute(stage, *rows)
-                for sequence, pos0, tokens in rows:
-                    held[sequence] = held[sequence][:pos0] + tokens
-                rows = [(sequence, len(held[sequence]), tokens) for sequence, _, tokens in rows]
-            for place, (sequence, _, _) in enumerate(rows):
-                check(stage, got[place], held[sequence])
 
 
 @pytest.mark.parametrize(

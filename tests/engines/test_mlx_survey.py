@@ -21,8 +21,8 @@ from exo_mesh.errors import EngineError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel
 from tests.support.checkpoints import write_checkpoint as write_tiny
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import tiny_config
+from tools.architectures.mlx_configs import tiny_config
+from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import HEAD_DIM, KV_HEADS, LAYERS, WINDOW
 
 FLOAT_BYTES = 4

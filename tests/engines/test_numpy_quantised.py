@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ import pytest
 pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
-import mlx.nn as nn
 from exo_mesh_numpy import provider
 from exo_mesh_numpy.floats import narrow_to_bfloat16, widen_bfloat16
 from exo_mesh_numpy.quantised import NumpyPacking, dequantise
-from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.errors import ModelError
-from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.quantising import edit_config, quantise
 from tests.support.ring import Ring
 
 AFFINE = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
@@ -42,25 +39,6 @@ def test_values_are_those_of_mlx(mode: str, bits: int, group_size: int) -> None:
     dequantise(arrays[0], arrays[1], arrays[2] if biases else None, NumpyPacking(mode, bits, group_size), out)
     # MLX may fuse scale * value + bias into one rounding
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-7 * float(np.abs(expected).max()))
-
-
-def quantise(directory: Path, model: TinyModel, **settings: Any) -> Path:
-    """Write a checkpoint as `mlx_lm.convert -q` does; a predicate may leave modules out or give them other bits."""
-    loaded, config = load_model(write_checkpoint(directory, model))
-    predicate = settings.pop("class_predicate", None)
-    own: dict[str, Any] = {}
-
-    def choose(path: str, module: Any) -> Any:
-        choice = hasattr(module, "to_quantized") and (predicate(path) if predicate else True)
-        if predicate and hasattr(module, "to_quantized"):
-            own[path] = choice
-        return choice
-
-    nn.quantize(loaded, **settings, class_predicate=choose)
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(loaded.parameters())))
-    config = json.loads((directory / "config.json").read_text())
-    write_json(directory / "config.json", config | {"quantization": settings | own})
-    return directory
 
 
 def compare(directory: Path) -> None:
@@ -84,7 +62,8 @@ def test_a_quantised_model_has_the_logits_of_mlx(
     tmp_path: Path, mode: str, bits: int, group_size: int, tied: bool
 ) -> None:
     model = TinyModel("qwen3", layers=4, tied=tied)
-    compare(quantise(tmp_path, model, group_size=group_size, bits=bits, mode=mode))
+    quantise(write_checkpoint(tmp_path, model), group_size=group_size, bits=bits, mode=mode)
+    compare(tmp_path)
 
 
 def test_modules_may_differ_in_how_they_are_quantised(tmp_path: Path) -> None:
@@ -93,7 +72,8 @@ def test_modules_may_differ_in_how_they_are_quantised(tmp_path: Path) -> None:
             return False
         return {"group_size": 32, "bits": 8} if "down_proj" in path or "v_proj" in path else True
 
-    compare(quantise(tmp_path, TinyModel("llama", layers=4), group_size=64, bits=4, class_predicate=choose))
+    quantise(write_checkpoint(tmp_path, TinyModel("llama", layers=4)), choose, group_size=64, bits=4)
+    compare(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +92,8 @@ def test_modules_may_differ_in_how_they_are_quantised(tmp_path: Path) -> None:
 def test_settings_that_are_unknown_or_do_not_fit_are_refused(
     tmp_path: Path, settings: dict[str, Any], says: str
 ) -> None:
-    quantise(tmp_path, TinyModel("llama", layers=4), group_size=64, bits=4)
-    config = json.loads((tmp_path / "config.json").read_text())
-    write_json(tmp_path / "config.json", config | {"quantization": settings})
+    quantise(write_checkpoint(tmp_path, TinyModel("llama", layers=4)), group_size=64, bits=4)
+    edit_config(tmp_path, quantization=settings, quantization_config=settings)
     with pytest.raises(ModelError, match=says) as caught:
         Ring(provider, tmp_path, 4, ())
     assert str(tmp_path) in str(caught.value)

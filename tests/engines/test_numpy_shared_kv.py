@@ -1,84 +1,12 @@
-"""Sequences of the NumPy engine that begin alike hold the beginning once, and compute the same bits as alone."""
+"""The KV of the NumPy engine in parts that sequences share; test_shared_kv.py has what every engine must show."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from exo_mesh_numpy.engine import NumpyStage
 from exo_mesh_numpy.kv import LEAST_SHARED, STEP, Assembly, SequenceKv
-
-from exo_mesh.domain.frame import Row
-from exo_mesh.engine.contract import StageInput
-from tests.engines.serving_ways import flat_model
-from tests.support.serving import load_stages
-
-PROMPT = tuple(3 + (7 * place) % 50 for place in range(1000))
-
-
-@pytest.fixture(scope="module", params=["deterministic", "fast"])
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumpyStage]:
-    (made,) = load_stages("numpy", flat_model(tmp_path_factory.mktemp("model")), (), {"mode": request.param})
-    assert isinstance(made, NumpyStage)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def is_exact(stage: NumpyStage) -> bool:
-    return stage.capabilities.row_exact
-
-
-def compute(stage: NumpyStage, sequence: int, pos0: int, tokens: tuple[int, ...]) -> np.ndarray:
-    output = stage.forward(StageInput((Row(sequence, pos0, len(tokens), 1),), tokens, {}))
-    assert not output.faults and output.logits is not None
-    return output.logits
-
-
-def test_thirty_two_streams_over_one_prompt_hold_it_once(stage: NumpyStage) -> None:
-    before = stage.memory_bytes()
-    stage.insert(1, 2000)
-    compute(stage, 1, 0, PROMPT)
-    one_copy = stage.memory_bytes() - before
-    for sequence in range(2, 34):
-        stage.copy(1, sequence, len(PROMPT), 2000)
-    stage.remove(1)
-    assert stage.memory_bytes() - before <= 1.1 * one_copy
-    own = STEP * one_copy / len(PROMPT)
-    rows = tuple(Row(sequence, len(PROMPT), 1, 1) for sequence in range(2, 34))
-    stage.forward(StageInput(rows, (5,) * 32, {}))
-    assert stage.memory_bytes() - before <= 1.1 * one_copy + 32 * own, "and a step of its own for each"
-    for sequence in range(2, 34):
-        stage.remove(sequence)
-    assert stage.memory_bytes() == before
-
-
-def test_shared_sequences_compute_what_each_computes_alone(stage: NumpyStage, is_exact: bool) -> None:
-    """Also after the one that had computed the prompt has gone on, has been cut back, and has ended."""
-    stage.insert(1, 2000)
-    compute(stage, 1, 0, PROMPT[:700])
-    stage.copy(1, 2, 700, 2000)
-    stage.copy(1, 3, 400, 2000)
-    compute(stage, 1, 700, PROMPT[700:])
-    stage.copy(1, 4, 1000, 2000)
-    compute(stage, 1, 300, (9, 9, 9))
-    stage.remove(1)
-    for sequence, length in ((2, 700), (3, 400), (4, 1000), (4, 1001), (2, 100)):
-        tokens = (5,) if length == 1001 else (5, 6)
-        stage.insert(9, 2000)
-        context = (*PROMPT, 5)[:length]
-        compute(stage, 9, 0, context)
-        wanted = compute(stage, 9, length, tokens)
-        got = compute(stage, sequence, length, tokens)
-        if is_exact:
-            np.testing.assert_array_equal(got, wanted)
-        else:
-            np.testing.assert_allclose(got, wanted, atol=1e-3)
-        stage.remove(9)
-    for sequence in (2, 3, 4):
-        stage.remove(sequence)
 
 
 def test_who_holds_a_part_alone_has_it_in_own_memory_again() -> None:

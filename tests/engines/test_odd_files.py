@@ -70,8 +70,8 @@ def test_a_listed_model_with_odd_files_computes_what_the_plain_one_does(
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
 def test_a_mamba_without_a_limit_of_its_time_steps_is_computed(tmp_path: Path) -> None:
-    from tools.architectures.checkpoint import write_checkpoint as write_family
-    from tools.architectures.configs import tiny_config
+    from tools.architectures.mlx_configs import tiny_config
+    from tools.architectures.mlx_models import write_checkpoint as write_family
     from tools.architectures.sizes import LAYERS
 
     for name, most in (("plain", 1e9), ("odd", math.inf)):

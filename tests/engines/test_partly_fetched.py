@@ -95,11 +95,11 @@ def test_architectures_of_mlx_need_no_byte_beside_their_pieces(tmp_path: Path, a
     pytest.importorskip("mlx_lm")
     from exo_mesh_mlx import provider
 
-    from tools.architectures.checkpoint import write_checkpoint as write_architecture
-    from tools.architectures.configs import tiny_config
-    from tools.architectures.sequences import compute_alone
+    from tools.architectures.mlx_configs import tiny_config
+    from tools.architectures.mlx_models import reference
+    from tools.architectures.mlx_models import write_checkpoint as write_architecture
     from tools.architectures.sizes import LAYERS as DEPTH
-    from tools.architectures.splits import one_sequence_difference
+    from tools.architectures.trials import differences
 
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -111,7 +111,7 @@ def test_architectures_of_mlx_need_no_byte_beside_their_pieces(tmp_path: Path, a
         for start, stop in ((0, cut), (cut, DEPTH))
     ]
     stages = [stage_of(provider, directory, start, stop, DEPTH) for directory, start, stop in partial]
-    assert one_sequence_difference(stages, compute_alone(whole)[0]) == 0.0
+    assert not any(differences(stages, reference(whole)).values())
 
 
 @pytest.mark.parametrize("engine", ["numpy", "mlx", "torch"])

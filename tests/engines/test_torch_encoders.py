@@ -20,7 +20,7 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import InputError
-from tests.engines.vector_checks import IDS
+from tests.engines.test_vectors import IDS
 from tests.support.ring import Ring
 
 LAYERS = 6

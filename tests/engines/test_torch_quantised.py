@@ -14,7 +14,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
-import mlx.nn as nn
 import torch
 from exo_mesh_mlx.model_config import model_classes
 from exo_mesh_torch import provider
@@ -25,8 +24,9 @@ from mlx_lm.utils import load_model
 from exo_mesh.domain.frame import Row
 from exo_mesh.errors import ModelError
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
+from tests.support.quantising import edit_config, quantise
 from tests.support.ring import Ring
-from tools.torch_architectures.check import write_random_model
+from tools.architectures.torch_models import write_random_model
 
 IDS = np.arange(40, 49, dtype=np.int32)
 FLOATS = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -75,20 +75,11 @@ def test_three_bits_lie_in_one_stream() -> None:
     assert unpack(words, 3).tolist() == codes
 
 
-def quantise(directory: Path, **how: Any) -> None:
-    """Rewrite a checkpoint as mlx-lm would: packed weights, and a config that says so; layer 1's MLP in 8 bits."""
-    model, _ = load_model(directory)
+def quantised(directory: Path, **how: Any) -> None:
+    """Packs weights in groups of 32, 4 bits; layer 1's MLP in 8 bits."""
     settings = {"group_size": 32, "bits": 4, **how}
     own = {"group_size": 32, "bits": 8} if "mode" not in how else settings
-
-    def choose(path: str, module: nn.Module) -> Any:
-        return hasattr(module, "to_quantized") and (own if "layers.1.mlp.down" in path else True)
-
-    nn.quantize(model, class_predicate=choose, **settings)
-    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    config = json.loads((directory / "config.json").read_text())
-    quantisation = {**settings, "model.layers.1.mlp.down_proj": own}
-    write_json(directory / "config.json", {**config, "quantization": quantisation, "quantization_config": quantisation})
+    quantise(directory, lambda path: own if "layers.1.mlp.down" in path else True, **settings)
 
 
 def dequantised_copy(source: Path, target: Path) -> Path:
@@ -105,6 +96,7 @@ def dequantised_copy(source: Path, target: Path) -> Path:
             continue
         if f"{module}.scales" in tensors:
             how = quantisation.get(module, quantisation)
+            how = quantisation if how is True else how
             parts = {key: tensors[f"{module}.{key}"] for key in ("scales", "biases") if f"{module}.{key}" in tensors}
             how = {key: how[key] for key in ("group_size", "bits", "mode") if key in how}
             array = mx.dequantize(array, **parts, **how)
@@ -126,7 +118,7 @@ def prompt_logits(directory: Path, cuts: tuple[int, ...], num_layers: int) -> np
 @pytest.mark.parametrize("how", [{"bits": 4}, {"bits": 3}, {"mode": "mxfp4"}], ids=str)
 def test_a_quantised_checkpoint_is_the_dequantised_one(tmp_path: Path, how: dict[str, Any]) -> None:
     packed = write_checkpoint(tmp_path / "packed", TinyModel("qwen3", layers=4, tied=True))
-    quantise(packed, **how)
+    quantised(packed, **how)
     plain = dequantised_copy(packed, tmp_path / "plain")
     got = prompt_logits(packed, (1, 3), 4)
     np.testing.assert_array_equal(got, prompt_logits(plain, (), 4))
@@ -144,11 +136,6 @@ def test_stacked_experts_of_mlx_are_taken_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(prompt_logits(plain, (3,), 8), want)
 
 
-def edit(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    write_json(directory / "config.json", {**config, **changes})
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -164,14 +151,14 @@ def edit(directory: Path, **changes: Any) -> None:
     ids=["bits", "mode", "group", "unsaid", "method"],
 )
 def test_quantisation_that_is_not_understood_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    quantise(write_checkpoint(tmp_path, TinyModel(layers=2)))
-    edit(tmp_path, **changes)
+    quantised(write_checkpoint(tmp_path, TinyModel(layers=2)))
+    edit_config(tmp_path, **changes)
     with pytest.raises(ModelError, match=says):
         prompt_logits(tmp_path, (), 2)
 
 
 def test_a_packed_weight_without_biases_is_named(tmp_path: Path) -> None:
-    quantise(write_checkpoint(tmp_path, TinyModel(layers=2)))
+    quantised(write_checkpoint(tmp_path, TinyModel(layers=2)))
     tensors = mx.load(str(tmp_path / "model.safetensors"))
     assert isinstance(tensors, dict)
     tensors.pop("model.layers.1.mlp.up_proj.biases")

@@ -19,17 +19,12 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
+from tools.architectures.check import check
+from tools.architectures.pages import TORCH as PAGE
+from tools.architectures.torch_families import FAMILIES, NUM_LAYERS
+from tools.architectures.torch_models import TOLERANCE, reference, whole_model_logits, write_random_model
+from tools.architectures.trials import computed
 from tools.stages import Stages, forward
-from tools.torch_architectures.check import (
-    TOLERANCE,
-    check_family,
-    check_rows,
-    split_logits,
-    whole_model_logits,
-    write_random_model,
-)
-from tools.torch_architectures.families import FAMILIES, NUM_LAYERS
-from tools.torch_architectures.table import PAGE, rows, state_of
 
 QUICK = {
     "llama": (2, 5),
@@ -39,7 +34,7 @@ QUICK = {
     "lfm2": (1, 2),  # the first two stages have no attention
     "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
 }
-SLOW = [name for name in FAMILIES if state_of(rows(PAGE.read_text(encoding="utf-8")).get(name, "")) == "exact"]
+SLOW = [name for name in FAMILIES if PAGE.states().get(name) == "exact"]
 """Those of which docs/reference/architectures.md says that they are exact."""
 
 
@@ -55,7 +50,7 @@ def test_a_cut_model_has_the_bits_of_the_whole(tmp_path: Path, family: str) -> N
     stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     want = whole_model_logits(tmp_path)
     assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
-    np.testing.assert_array_equal(split_logits(stages.ring(QUICK[family])), want)
+    np.testing.assert_array_equal(computed(stages.ring(QUICK[family])), want)
     stages.close()
 
 
@@ -63,19 +58,17 @@ def test_rows_of_different_lengths_decode_together(tmp_path: Path) -> None:
     """Windows are shorter than the rows, which differ by up to 14 positions."""
     write_random_model(tmp_path, "gpt_oss")
     stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
-    assert check_rows(tmp_path, stages.ring((3,))) < TOLERANCE
+    got, want = computed(stages.ring((3,)), "together"), reference(tmp_path)["together"]
+    np.testing.assert_allclose(got, want, atol=TOLERANCE)
     stages.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", SLOW)
-def test_every_legal_cut_in_two_and_in_three(tmp_path: Path, family: str) -> None:
-    outcome = check_family(tmp_path, family)
-    print(family, outcome)
-    assert outcome.cuts
-    assert outcome.worst <= TOLERANCE
-    assert outcome.rows <= TOLERANCE
+def test_every_legal_cut_in_two_and_in_three(family: str) -> None:
+    outcome = check("torch", family)
+    assert outcome.state == "exact", outcome
 
 
 def test_values_shared_between_layers_limit_the_cuts(tmp_path: Path) -> None:
@@ -93,7 +86,7 @@ def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> 
     assert found.legal_cuts == () and "more than one value" in found.reason
     stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     want = whole_model_logits(tmp_path)
-    np.testing.assert_allclose(split_logits(stages.ring(())), want, atol=TOLERANCE)
+    np.testing.assert_allclose(computed(stages.ring(())), want, atol=TOLERANCE)
     stages.close()
 
 
@@ -105,10 +98,10 @@ def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> 
         pytest.param("deepseek_v4", marks=pytest.mark.slow),
     ],
 )
-def test_caches_that_are_transformers_own_business_can_be_cut_too(tmp_path: Path, family: str) -> None:
+def test_caches_that_are_transformers_own_business_can_be_cut_too(family: str) -> None:
     """Masks that come from layer 0's cache, cache layers that models define, settings that differ by layer."""
-    outcome = check_family(tmp_path, family, quick=True)
-    assert outcome.cuts == tuple(range(1, NUM_LAYERS)) and outcome.worst == 0.0
+    outcome = check("torch", family, few=True)
+    assert outcome.cuts == tuple(range(1, NUM_LAYERS)) and outcome.worst["alone"] == 0.0 and outcome.state == "exact"
 
 
 def test_a_cut_that_fails_once_there_is_a_past_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

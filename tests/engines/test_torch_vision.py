@@ -141,7 +141,7 @@ def test_no_stage_begins_between_the_layers_that_need_the_tower(tmp_path: Path) 
 
 
 def test_a_model_without_a_tower_refuses_an_image(tmp_path: Path) -> None:
-    from tools.torch_architectures.check import write_random_model
+    from tools.architectures.torch_models import write_random_model
 
     write_random_model(tmp_path, "llama")
     (stage,) = Stages(provider, tmp_path, 8, threads="1").ring(())

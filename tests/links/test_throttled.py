@@ -2,7 +2,7 @@
 
 Real nodes and runners on hosts of their own; the uplink of each host has a token bucket (tc tbf). A token takes 8 KiB
 from stage to stage, as of a 4,096-wide model in bfloat16. `pytest -m slow -s tests/links` prints what was measured, and
-docs/how-it-works/benchmarks.md has it.
+docs/measurements/slow-links.md has it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Real nodes and runners on hosts of their own. Both networks have a token bucket (tc tbf) at each host; the slow one also
 a relay that delays each frame, because not every kernel has netem. `pytest -m slow -s tests/links` prints what was
-measured, and docs/how-it-works/benchmarks.md has it.
+measured, and docs/measurements/slow-links.md has it.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_a_peer_tells_the_others_its_device_and_why_so_much_of_it_is_usable() ->
     assert (told.kind, told.name, told.memory_bytes) == ("gpu", "NVIDIA GeForce RTX 4090", 24564 * MIB)
     peer = PeerInfo("id", 1, "name", "1", 1, "ns", (), devices=(told,))
     assert peer_from_proto(peer_to_proto(peer)).devices == (told,)
-    assert describe_peer(peer)["devices"][0]["why"] == card.memory.why != ""
+    assert describe_peer(peer).devices[0].why == card.memory.why != ""
 
 
 def test_without_such_a_device_an_engine_has_the_systems_memory() -> None:

@@ -1,4 +1,4 @@
-"""One arena of malloc for all threads."""
+"""One arena of malloc for all threads, and no large blocks in it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,29 @@ for thread in threads:
 sys.stdout.flush()
 libc.malloc_stats()
 """
+
+
+BLOCKS = """
+import ctypes, sys
+from exo_mesh.machine.allocator import use_one_arena
+if sys.argv[1] == "node":
+    assert use_one_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.free(libc.malloc(20_000_000))  # here glibc raises its limit
+kept = libc.malloc(15_000_000)
+sys.stdout.flush()
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the limit is glibc's")
+@pytest.mark.parametrize("kind", ["node", "usual"])
+def test_a_large_block_stays_out_of_the_arena_also_after_a_larger_one(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS, kind], capture_output=True, text=True, check=True, timeout=60)
+    arena = next(int(line.split("=")[1]) for line in done.stderr.splitlines() if line.startswith("system bytes"))
+    assert (arena < 15_000_000) is (kind == "node"), done.stderr
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")

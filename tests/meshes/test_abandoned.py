@@ -98,8 +98,8 @@ async def back_to(before: Counter[str], nodes: list[Node]) -> None:
             while tasks() - before:
                 for node in nodes:
                     for instance in in_process.instances(node):
-                        if instance["state"] == "ready":
-                            await node.delete_instance(instance["id"])
+                        if instance.state == "ready":
+                            await node.instances.delete(instance.id)
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pytest.fail(f"still there: {tasks() - before}")
@@ -111,6 +111,6 @@ def tasks() -> Counter[str]:
 
 
 async def first_event(node: Node, request_id: str) -> None:
-    async with aclosing(node.generate(MODEL, in_process.a_request(request_id))) as events:
+    async with aclosing(node.requests.generate(MODEL, in_process.a_request(request_id))) as events:
         async for _ in events:
             pass

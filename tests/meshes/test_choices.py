@@ -46,8 +46,8 @@ class Ring:
 
     def kill(self, stage: int) -> None:
         """The runner of a stage, at once."""
-        (instance,) = self.nodes[0].observation.state()["view"]["instances"]
-        os.kill(instance["stages"][stage]["pid"], signal.SIGKILL)
+        (instance,) = self.nodes[0].observation.state().view.instances
+        os.kill(instance.stages[stage].pid, signal.SIGKILL)
 
     def counted(self, name: str) -> float:
         """The sum of a metric over both nodes."""
@@ -60,7 +60,7 @@ class Ring:
 @asynccontextmanager
 async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[Ring]:
     async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT, **settings) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         yield Ring(nodes)
 
 
@@ -95,7 +95,7 @@ async def test_a_stage_that_is_killed_changes_nothing(tmp_path: Path, stage: int
 async def _noting(node: Node, request: GenerateRequest, came: asyncio.Event) -> list[int]:
     """The token ids of a request; sets the event when some have come."""
     found: list[int] = []
-    async with aclosing(node.generate(MODEL, request)) as items:
+    async with aclosing(node.requests.generate(MODEL, request)) as items:
         async for item in items:
             if isinstance(item, TokenEvent) and item.token_id is not None:
                 found.append(item.token_id)
@@ -108,7 +108,7 @@ async def scores(node: Node, on_first: Callable[[], object] = lambda: None) -> l
     """What a request that draws nothing is told of LONG; checks that it ends well."""
     entries: list[PromptLogprob] = []
     last: RequestEvent | None = None
-    async with aclosing(node.generate(MODEL, replace(a_request("s", 0, LONG), prompt_logprobs=3))) as items:
+    async with aclosing(node.requests.generate(MODEL, replace(a_request("s", 0, LONG), prompt_logprobs=3))) as items:
         async for last in items:
             if isinstance(last, PromptLogprobs):
                 if not entries:

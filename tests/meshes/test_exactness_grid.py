@@ -1,7 +1,7 @@
 """Rings of real processes under 1 to 32 different requests at once: each gets what it gets alone on the same ring.
 
 The extended test has one ring. `pytest -m slow -s tests/meshes/test_exactness_grid.py` runs the whole grid and prints
-the table of docs/how-it-works/benchmarks.md.
+the table of docs/measurements/exactness.md.
 """
 
 from __future__ import annotations

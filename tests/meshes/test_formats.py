@@ -44,8 +44,8 @@ async def test_formats_that_no_engine_takes_are_refused_before_weights_are_fetch
             for method in FORMATS:
                 hub.sent.clear()
                 with pytest.raises(ModelError) as caught:
-                    await node.find_model(f"org/{method}", may_download=True)
-                    await node.create_instance(InstanceSpec(f"org/{method}"))
+                    await node.models.find(f"org/{method}", may_download=True)
+                    await node.instances.create(InstanceSpec(f"org/{method}"))
                 assert f"{method}' is not supported" in str(caught.value).replace('"', "'")
                 assert f": {engine}: " in str(caught.value) or "by any engine" in str(caught.value)
                 assert hub.sent_of(".safetensors") < header_and_samples

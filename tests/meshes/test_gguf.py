@@ -32,9 +32,9 @@ async def test_a_gguf_file_in_a_directory_runs_over_peers_that_copy_their_layers
         await knows(nodes, "twin-F32")
         expected = await tokens(a, a_request("alone", 24), "origin")
         await delete_all(a)
-        placed = await b.create_instance(InstanceSpec("twin-F32", min_peers=2))
-        assert {stage["peer"] for stage in placed["stages"]} == {a.node_id, b.node_id}
-        assert (await b.find_model("twin:f32", may_download=False)).name == "twin-F32"
+        placed = await b.instances.create(InstanceSpec("twin-F32", min_peers=2))
+        assert {stage.peer for stage in placed.stages} == {a.node_id, b.node_id}
+        assert (await b.models.find("twin:f32", may_download=False)).name == "twin-F32"
         assert await tokens(b, a_request("split", 24), "twin-F32") == expected
         manifest = manifest_of(tmp_path, "b", "twin-F32")
         (file,) = manifest.files.values()
@@ -53,14 +53,14 @@ async def test_a_name_with_a_quantisation_runs_from_the_hub_over_two_peers_and_e
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
         async with nodes_at(tmp_path, "ab") as (a, b):
-            card = await a.find_model("org/tiny-GGUF:q8_0", may_download=True)
+            card = await a.models.find("org/tiny-GGUF:q8_0", may_download=True)
             assert card.name == "org/tiny-GGUF-Q8_0" and card.num_layers == 6
-            placed = await a.create_instance(InstanceSpec(card.name, min_peers=2))
-            assert {stage["peer"] for stage in placed["stages"]} == {a.node_id, b.node_id}
+            placed = await a.instances.create(InstanceSpec(card.name, min_peers=2))
+            assert {stage.peer for stage in placed.stages} == {a.node_id, b.node_id}
             split = await tokens(b, a_request("split", 24), card.name)
             size = file.stat().st_size
             assert hub.sent_of("tiny-Q8_0.gguf") <= 1.05 * size and not hub.sent_of("tiny-F16.gguf")
             assert all(manifest_of(tmp_path, name, card.name).present_bytes < 0.9 * size for name in "ab")
             await delete_all(a)
-            await a.create_instance(InstanceSpec(card.name))
+            await a.instances.create(InstanceSpec(card.name))
             assert await tokens(a, a_request("whole", 24), card.name) == split

@@ -12,7 +12,6 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.security.secret import new_secret, write_new
 from exo_mesh.settings.config import SECRET_FILE_NAME
-from tests.support.asked_node import knows
 from tests.support.peers import MODEL, Peer, mesh, start_node
 from tests.support.processes import eventually, read_until, run, start
 
@@ -55,7 +54,7 @@ def test_a_machine_joins_by_a_code_and_is_a_member(tmp_path: Path) -> None:
         child = start_node(laptop, ["--bootstrap-peers", studio.grpc_address], engine=ENGINE)
         try:
             member = Peer(child, child.wait_ready(60))
-            assert eventually(lambda: knows(studio, {studio.id, member.id}, MODEL), 15), child.log_tail(30)
+            assert eventually(lambda: studio.knows({studio.id, member.id}, MODEL), 15), child.log_tail(30)
             assert member.api.get("/health")["mesh"] == "closed"
         finally:
             child.stop()

@@ -47,20 +47,16 @@ class Ring:
 
 
 def free(node: Node) -> bool:
-    beats = node.observation.state()["stages_here"].values()
-    return (
-        len(node._serving.journal) == 0
-        and bool(beats)
-        and all(beat["sequences"] + beat["queued"] == 0 for beat in beats)
-    )
+    beats = node.observation.state().stages_here.values()
+    return len(node._serving.journal) == 0 and bool(beats) and all(beat.sequences + beat.queued == 0 for beat in beats)
 
 
 @asynccontextmanager
 async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[Ring]:
     cost = {"cost_ms": "10"}
     async with mesh(tmp_path, 2, engine_options=cost, silence_s=60.0, max_resumes=0, **settings) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        yield Ring(nodes, [stage["pid"] for stage in instance["stages"]])
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        yield Ring(nodes, [stage.pid for stage in instance.stages])
 
 
 class Asking:
@@ -71,7 +67,7 @@ class Asking:
         self.task = asyncio.create_task(self._read(node, name, max_tokens, prompt))
 
     async def _read(self, node: Node, name: str, max_tokens: int, prompt: tuple[int, ...]) -> None:
-        async with aclosing(node.generate(MODEL, a_request(name, max_tokens, prompt))) as items:
+        async with aclosing(node.requests.generate(MODEL, a_request(name, max_tokens, prompt))) as items:
             async for item in items:
                 self.items.append(item)
 

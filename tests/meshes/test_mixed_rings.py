@@ -174,8 +174,8 @@ async def test_with_flat_logits_every_token_is_one_of_the_best(
     prompt = tuple(int(i) for i in np.random.default_rng(3).integers(0, 256, 41))
     async with two_nodes(tmp_path, *(("mlx", other) if mlx_first else (other, "mlx"))) as (first, second):
         pins = (Pin("n0", 0, 2), Pin("n1", 2, model.layers))
-        instance = await first.create_instance(InstanceSpec("flat", pins=pins))
-        assert {stage["engine"] for stage in instance["stages"]} == {"mlx", other}
+        instance = await first.instances.create(InstanceSpec("flat", pins=pins))
+        assert {stage.engine for stage in instance.stages} == {"mlx", other}
         drawn = await tokens(second, a_request(max_tokens=48, prompt=prompt), "flat")
     logits = reference_logits(model_dir, [*prompt, *drawn[:-1]])[len(prompt) - 1 :]
     margins = logits.max(axis=-1) - logits[np.arange(len(drawn)), drawn]
@@ -196,10 +196,10 @@ async def test_engines_that_disagree_do_not_share_a_ring(tmp_path: Path) -> None
     write_windowed(tmp_path / "models" / "windowed")
     async with two_nodes(tmp_path, "mlx", "torch") as (first, _):
         with pytest.raises(PlacementError, match=r"mlx-\S+ .* and torch-\S+ .* differ by \d.*in layer 0") as refused:
-            await first.create_instance(InstanceSpec("windowed", min_peers=2))
+            await first.instances.create(InstanceSpec("windowed", min_peers=2))
         assert refused.value.reason == "mixing"
-        shown = await first.preview_instances(InstanceSpec("windowed"))
+        shown = await first.instances.previews(InstanceSpec("windowed"))
         assert "refused" not in shown[0] and shown[1]["refused"]["reason"] == "mixing"
-        assert len((await first.create_instance(InstanceSpec("windowed")))["stages"]) == 1
+        assert len((await first.instances.create(InstanceSpec("windowed"))).stages) == 1
         (kept,) = (first.settings.home / "selftests").glob("*.json")
         assert json.loads(kept.read_text())["verdict"]["difference"] > 0.1

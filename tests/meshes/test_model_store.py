@@ -61,7 +61,7 @@ async def started(root: Path, name: str, *others: Node, **settings: Any) -> Asyn
 
 
 def store_of(node: Node) -> StoreDesk:
-    assert node.store is not None
+    assert node.store.is_configured
     return node.store
 
 
@@ -89,7 +89,7 @@ async def test_a_peer_stages_from_the_store_and_deleting_drops_both_copies(tmp_p
         async with started(tmp_path, "b", a) as b:
             assert store_of(b).health()["host"] == {"id": a.node_id, "name": "a"}
             await stored(b)
-            await b.create_instance(InstanceSpec("org/tiny", exclude_peers=(a.node_id,)))
+            await b.instances.create(InstanceSpec("org/tiny", exclude_peers=(a.node_id,)))
             assert len(await tokens(b, a_request("staged"), "org/tiny")) == 12
             assert hub.sent_bytes == 0, "everything came from the store"
             assert hashes(copy) == hashes(canonical)
@@ -97,7 +97,7 @@ async def test_a_peer_stages_from_the_store_and_deleting_drops_both_copies(tmp_p
             assert row["staged_at"] == [b.node_id]
             with pytest.raises(InputError, match="in use"):
                 await store_of(b).delete("org/tiny")
-            await b.delete_instance(instances(b)[0]["id"])
+            await b.instances.delete(instances(b)[0].id)
             await until(lambda: not instances(a))
             assert copy.exists(), "recent copies are kept"
         # b is away, and returns after the deletion
@@ -112,9 +112,9 @@ async def test_all_staged_copies_go_within_seconds_of_a_deletion(tmp_path: Path,
     write_checkpoint(tmp_path / "store" / "org" / "tiny", MODEL)
     async with started(tmp_path, "a") as a, started(tmp_path, "b", a) as b:
         await stage(b)
-        await until(a.downloads)
+        await until(a.models.downloads)
         assert await store_of(b).delete("org/tiny")
-        await until(lambda: not (tmp_path / "b" / "models" / "org").exists() and not a.downloads(), 5)
+        await until(lambda: not (tmp_path / "b" / "models" / "org").exists() and not a.models.downloads(), 5)
         assert not (tmp_path / "store" / "org").exists() and hub.sent_bytes == 0
 
 
@@ -125,15 +125,15 @@ async def test_the_store_fetches_for_all_what_it_does_not_have(
     (tmp_path / "store").mkdir()
     weights = sum(file.stat().st_size for file in (tmp_path / "tiny").glob("*.safetensors"))
     async with started(tmp_path, "a") as a, started(tmp_path, "b", a, store_keep_gb=0) as b:
-        await b.find_model("org/tiny", may_download=True)
-        await b.create_instance(InstanceSpec("org/tiny", exclude_peers=(a.node_id,)))
+        await b.models.find("org/tiny", may_download=True)
+        await b.instances.create(InstanceSpec("org/tiny", exclude_peers=(a.node_id,)))
         manifest = read_manifest(tmp_path / "b" / "models" / "org" / "tiny")
         assert manifest is not None and manifest.is_whole
         await until(lambda: "org/tiny" in a.membership.own.models)
         assert hashes(tmp_path / "store" / "org" / "tiny") == hashes(tmp_path / "tiny")
         assert hub.sent_of(".safetensors") <= 1.02 * weights
-        assert {one.from_hub_bytes for one in b.downloads() if one.peer_id == b.node_id} == {0}
-        await b.delete_instance(instances(b)[0]["id"])
+        assert {one.from_hub_bytes for one in b.models.downloads() if one.peer_id == b.node_id} == {0}
+        await b.instances.delete(instances(b)[0].id)
         await until(lambda: not (tmp_path / "b" / "models" / "org").exists())
         assert (tmp_path / "store" / "org" / "tiny" / FILE).exists()
 
@@ -142,7 +142,7 @@ async def test_without_fallback_only_who_asks_the_store_makes_it_fetch(tmp_path:
     (tmp_path / "store").mkdir()
     async with started(tmp_path, "a") as a, started(tmp_path, "b", a, store_fallback=False) as b:
         with pytest.raises(UnknownModelError):
-            await b.find_model("org/tiny", may_download=True)
+            await b.models.find("org/tiny", may_download=True)
         assert hub.sent_bytes == 0
         await store_of(b).start("org/tiny")
         await until(lambda: store_of(b).downloads("org/tiny"))
@@ -150,6 +150,6 @@ async def test_without_fallback_only_who_asks_the_store_makes_it_fetch(tmp_path:
         assert entry.peer_id == a.node_id and entry.is_whole
         await stage(b)
         assert (tmp_path / "b" / "models" / "org" / "tiny" / FILE).exists()
-        assert await store_of(a).purge(()) == [b.node_id] and await a.delete_model("org/tiny") == {}
+        assert await store_of(a).purge(()) == [b.node_id] and await a.models.delete("org/tiny") == {}
         assert (tmp_path / "store" / "org" / "tiny" / FILE).exists(), "who deletes a model means not the store"
         assert not (tmp_path / "b" / "models" / "org").exists()

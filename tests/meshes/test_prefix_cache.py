@@ -35,7 +35,7 @@ class CachedRing:
         """The answer to a prompt, and how many of its tokens were cached."""
         self._asked += 1
         found: list[TokenEvent] = []
-        async with aclosing(self.nodes[0].generate(MODEL, a_request(f"r{self._asked}", 8, prompt))) as items:
+        async with aclosing(self.nodes[0].requests.generate(MODEL, a_request(f"r{self._asked}", 8, prompt))) as items:
             async for item in items:
                 if isinstance(item, TokenEvent):
                     found.append(item)
@@ -50,7 +50,7 @@ class CachedRing:
 @asynccontextmanager
 async def ring(tmp_path: Path, count: int = 2, **settings: Any) -> AsyncIterator[CachedRing]:
     async with mesh(tmp_path, count, engine="numpy", engine_options=EXACT, **settings) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=count))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=count))
         yield CachedRing(nodes)
 
 
@@ -71,8 +71,8 @@ async def test_a_repeated_prompt_and_the_next_turn_compute_only_what_is_new(tmp_
 async def test_the_surviving_stage_keeps_what_it_holds(tmp_path: Path) -> None:
     async with ring(tmp_path) as here:
         answer, _ = await here.ask()
-        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
-        os.kill(instance["stages"][0]["pid"], signal.SIGKILL)
+        (instance,) = here.nodes[0].observation.state().view.instances
+        os.kill(instance.stages[0].pid, signal.SIGKILL)
         assert (await here.ask())[0] == answer
         assert await here.ask() == (answer, len(PROMPT) - 1)
 
@@ -82,8 +82,8 @@ async def test_a_middle_stage_that_has_lost_its_cache_shortens_the_reuse_and_the
 ) -> None:
     async with ring(tmp_path, count=3) as here:
         answer, _ = await here.ask()
-        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
-        os.kill(instance["stages"][1]["pid"], signal.SIGKILL)
+        (instance,) = here.nodes[0].observation.state().view.instances
+        os.kill(instance.stages[1].pid, signal.SIGKILL)
         again, _ = await here.ask()
         assert again == answer
         assert await here.ask() == (answer, len(PROMPT) - 1), "every stage has it again"
@@ -122,9 +122,9 @@ async def test_runners_that_are_killed_while_they_write_cost_no_answer(tmp_path:
     async with ring(tmp_path, each=each) as here:
         answer, _ = await here.ask(LONG)
         await asyncio.sleep(moment_s)  # the moment is arbitrary, and nothing is measured
-        (instance,) = here.nodes[0].observation.state()["view"]["instances"]
-        for stage in instance["stages"]:
-            os.kill(stage["pid"], signal.SIGKILL)
+        (instance,) = here.nodes[0].observation.state().view.instances
+        for stage in instance.stages:
+            os.kill(stage.pid, signal.SIGKILL)
         assert (await here.ask(LONG))[0] == answer
     async with ring(tmp_path, each=each) as here:
         assert (await here.ask(LONG))[0] == answer
@@ -133,7 +133,7 @@ async def test_runners_that_are_killed_while_they_write_cost_no_answer(tmp_path:
 async def test_a_prompt_that_came_in_at_another_peer_is_found(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT) as nodes:
         for here, other in (nodes, nodes[::-1]):
-            await here.create_instance(InstanceSpec(MODEL, min_peers=1, exclude_peers=(other.node_id,)))
+            await here.instances.create(InstanceSpec(MODEL, min_peers=1, exclude_peers=(other.node_id,)))
         rings = [CachedRing(nodes), CachedRing(nodes[::-1])]
         prompts = [(number + 3, *PROMPT) for number in range(6)]
         for prompt in prompts:

@@ -16,7 +16,6 @@ import pytest
 from exo_mesh.errors import MeshError
 from tests.api.responses.test_replies import rebuilt
 from tests.meshes.test_continuation import COUNT, SLOW, stream
-from tests.support.asked_node import knows
 from tests.support.peers import ANSWER_S, MODEL, Peer, mesh
 from tests.support.processes import eventually
 
@@ -128,7 +127,7 @@ def test_a_conversation_goes_on_at_any_peer_until_its_owner_is_gone(tmp_path: Pa
         assert respond(other, input=[whole[0], reference, whole[2]])["usage"]["input_tokens"] == counted["input_tokens"]
         third = respond(owner, input="Count from 1 to 2.", previous_response_id=second["id"])
         os.kill(owner.child.pid, signal.SIGKILL)
-        assert eventually(lambda: knows(other, {other.id}, MODEL), 15)
+        assert eventually(lambda: other.knows({other.id}, MODEL), 15)
         for lost in (first, third):
             with pytest.raises(MeshError, match=r"is not in the mesh"):
                 respond(other, input="And now?", previous_response_id=lost["id"])
@@ -163,7 +162,7 @@ def test_a_thread_of_messages_goes_on_at_any_peer_until_its_owner_is_gone(tmp_pa
         assert counts[0] == counts[1]
         third = message(owner, "Count from 1 to 2.", after(second))
         os.kill(owner.child.pid, signal.SIGKILL)
-        assert eventually(lambda: knows(other, {other.id}, MODEL), 15)
+        assert eventually(lambda: other.knows({other.id}, MODEL), 15)
         for lost in (first, second, third):
             with pytest.raises(MeshError, match=r"is not in the mesh"):
                 message(other, "And now?", after(lost))

@@ -27,8 +27,8 @@ COMMAND = (sys.executable, "-c", QUICK_TO_REST)
 
 
 async def a_ring(nodes: list[Node]) -> None:
-    await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=len(nodes)))
-    await until(lambda: all([one["state"] for one in instances(node)] == ["ready"] for node in nodes))
+    await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=len(nodes)))
+    await until(lambda: all([one.state for one in instances(node)] == ["ready"] for node in nodes))
 
 
 def rest(nodes: list[Node]) -> list[bool]:

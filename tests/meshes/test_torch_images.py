@@ -88,7 +88,9 @@ def test_an_answer_about_images_is_that_of_the_whole_model(pair: list[Peer], mod
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family", ["llava", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gemma3", "qwen3_vl"))]
+)
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_stage_changes_nothing_in_an_answer(pair: list[Peer], models: Path, family: str, stage: int) -> None:
     images = [picture(1), picture(2, 24, 36)]

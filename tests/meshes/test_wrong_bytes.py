@@ -53,15 +53,15 @@ def ballots(node: Node) -> set[Ballot]:
 
 
 async def ready(nodes: list[Node]) -> None:
-    await until(lambda: any(one["state"] == "ready" for one in instances(nodes[0])), 30)
+    await until(lambda: any(one.state == "ready" for one in instances(nodes[0])), 30)
 
 
 async def answer_of_one(a: Node, *others: Node) -> list[int]:
     """The answer of node a alone, which then has the whole file."""
     await delete_all(a)
     await until(lambda: not any(map(instances, others)))
-    alone = await a.create_instance(InstanceSpec(NAME, exclude_peers=tuple(one.node_id for one in others)))
-    assert len(alone["stages"]) == 1
+    alone = await a.instances.create(InstanceSpec(NAME, exclude_peers=tuple(one.node_id for one in others)))
+    assert len(alone.stages) == 1
     return await tokens(a, a_request("alone", 16), NAME)
 
 
@@ -88,8 +88,8 @@ async def no_unmarked_service(root: Path, nodes: list[Node]) -> AsyncIterator[No
 
     async def watch() -> None:
         while True:
-            ready = [one for one in instances(nodes[0]) if one["state"] == "ready" and one["model"] == NAME]
-            serving = {names[stage["peer"]] for one in ready for stage in one["stages"]}
+            ready = [one for one in instances(nodes[0]) if one.state == "ready" and one.model == NAME]
+            serving = {names[peer] for one in ready for stage in one.stages for peer in stage.peers}
             marked = unverified(nodes)
             found.extend(one for one in serving - marked if not is_right(root, one))
             await asyncio.sleep(0.02)
@@ -187,7 +187,7 @@ async def test_where_no_source_is_right_the_error_says_so_and_nothing_is_served_
                 await until(lambda: not instances(a), 30)
             with pytest.raises(FetchError, match=r"model.safetensors does not match its sha256"):
                 await a.create_instance(spec)
-            assert not [one for one in instances(a) if one["state"] == "ready"] and unverified(nodes)
+            assert not [one for one in instances(a) if one.state == "ready"] and unverified(nodes)
 
 
 @pytest.mark.parametrize("tenth", TENTHS)
@@ -198,10 +198,10 @@ async def test_a_wrong_byte_at_any_tenth_from_the_hub_is_never_served_once_it_is
     whole = (tmp_path / "tiny" / FILE).read_bytes()
     async with nodes_at(tmp_path, "ab", secret=SECRET) as nodes:
         a, b = nodes
-        await a.find_model(NAME, may_download=True)
+        await a.models.find(NAME, may_download=True)
         await knows(nodes, NAME)
         hub.faults.wrong_at[FILE] = len(whole) * tenth // 10 + len(whole) // 20
-        await a.create_instance(InstanceSpec(NAME, min_peers=2))
+        await a.instances.create(InstanceSpec(NAME, min_peers=2))
         assert not hub.faults.wrong_at, "the wrong byte was sent"
         await until(lambda: not unverified(nodes), 60)
         await ready(nodes)
@@ -227,10 +227,10 @@ async def test_a_ring_that_started_before_the_check_says_so_and_is_replaced(
     monkeypatch.setattr(checks.FileChecks, "_check_once", later)
     async with nodes_at(tmp_path, "ab", secret=SECRET) as nodes:
         a, b = nodes
-        await a.find_model(NAME, may_download=True)
+        await a.models.find(NAME, may_download=True)
         await knows(nodes, NAME)
         hub.faults.wrong_at[FILE] = (tmp_path / "tiny" / FILE).stat().st_size // 2
-        await a.create_instance(InstanceSpec(NAME, min_peers=2))
+        await a.instances.create(InstanceSpec(NAME, min_peers=2))
         assert unverified(nodes) == {"a", "b"} and not hub.faults.wrong_at
         assert "unverified" in str(a._parts.health.describe("ok"))
         (before,) = ballots(a)

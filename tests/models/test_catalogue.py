@@ -12,7 +12,8 @@ import pytest
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError
 from exo_mesh.models import catalogue as catalogue_module
-from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.models.card_json import card_from_json, card_to_json
+from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.weights import store as store_module
 from exo_mesh.weights.store import ModelStore
@@ -28,16 +29,16 @@ async def test_any_peer_is_a_way_in_to_a_model_that_it_does_not_have(tmp_path: P
     guest = make_node(tmp_path / "b", "guest", Machine(), bootstrap_peers=(address,), context_limit=256)
     await guest.start()
     try:
-        await until(lambda: "tiny" in [entry.name for entry in guest.models()])
-        assert (await guest.model("tiny")).peers == (holder.node_id,)
-        texts = await guest.text_files("tiny")
+        await until(lambda: "tiny" in [entry.name for entry in guest.models.all()])
+        assert (await guest.models.named("tiny")).peers == (holder.node_id,)
+        texts = await guest.models.text_files("tiny")
         assert texts.is_relative_to(tmp_path / "b")
         assert (texts / "tokenizer.json").read_bytes() == (tmp_path / "models/tiny/tokenizer.json").read_bytes()
-        assert await guest.text_files("tiny") == texts
+        assert await guest.models.text_files("tiny") == texts
         assert len(await tokens(guest, a_request(), "tiny")) == 12
-        (instance,) = guest.observation.state()["view"]["instances"]
-        assert [stage["peer"] for stage in instance["stages"]] == [holder.node_id]
-        assert instance["owner"] == guest.node_id
+        (instance,) = guest.observation.state().view.instances
+        assert [stage.peer for stage in instance.stages] == [holder.node_id]
+        assert instance.owner == guest.node_id
     finally:
         await asyncio.gather(guest.stop(), holder.stop())
 
@@ -50,12 +51,12 @@ async def test_two_names_of_one_directory_are_one_model(tmp_path: Path) -> None:
     node = make_node(tmp_path / "a", "n", Machine(), context_limit=256, models_dirs=models_dirs)
     await node.start()
     try:
-        assert [entry.name for entry in node.models()] == [MODEL, "tiny"]
-        instance = await node.create_instance(InstanceSpec("zulu"))
-        assert instance["model"] == "tiny" and (await node.model("zulu")).instance_ids == (instance["id"],)
-        assert await node.model_at(tmp_path / "models" / "zulu") == "tiny"
+        assert [entry.name for entry in node.models.all()] == [MODEL, "tiny"]
+        instance = await node.instances.create(InstanceSpec("zulu"))
+        assert instance.model == "tiny" and (await node.models.named("zulu")).instance_ids == (instance.id,)
+        assert await node.models.at(tmp_path / "models" / "zulu") == "tiny"
         with pytest.raises(UnknownModelError):
-            await node.create_instance(InstanceSpec(str(tmp_path / "models" / "tiny")))
+            await node.instances.create(InstanceSpec(str(tmp_path / "models" / "tiny")))
     finally:
         await node.stop()
 
@@ -95,13 +96,13 @@ async def test_a_model_that_is_unusable_here_is_used_from_a_peer_and_said_once(
         for _ in range(3):
             assert not await catalogue.rescan()
         assert caplog.text.count("cannot be used") == 1
-        assert guest.unusable_models() == {"tiny": "tiny: config.json has no usable num_hidden_layers: null"}
-        await until(lambda: "tiny" in [entry.name for entry in guest.models()])
-        assert (await guest.model("tiny")).peers == (holder.node_id,)
-        assert (await guest.text_files("tiny")).is_relative_to(tmp_path / "b" / "home")
+        assert guest.models.unusable() == {"tiny": "tiny: config.json has no usable num_hidden_layers: null"}
+        await until(lambda: "tiny" in [entry.name for entry in guest.models.all()])
+        assert (await guest.models.named("tiny")).peers == (holder.node_id,)
+        assert (await guest.models.text_files("tiny")).is_relative_to(tmp_path / "b" / "home")
         write_checkpoint(tmp_path / "b" / "models" / "tiny", TinyModel(layers=4))
         assert await catalogue.rescan()
-        assert guest.unusable_models() == {} and "tiny" in catalogue.local_names
+        assert guest.models.unusable() == {} and "tiny" in catalogue.local_names
     finally:
         await asyncio.gather(guest.stop(), holder.stop())
 

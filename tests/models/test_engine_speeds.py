@@ -180,7 +180,7 @@ async def test_nothing_is_measured_without_memory_or_when_it_is_off(tmp_path: Pa
         speeds.wish(card)
         off.wish(card)
         async with here.kept(speeds), here.kept(off):
-            await until(lambda: speeds.is_put_off(card.digest))
+            await until(lambda: card.digest in speeds._later)
         assert not here.asked and not off.published()
 
 
@@ -190,7 +190,7 @@ async def test_a_measurement_that_other_programs_disturb_is_put_off(tmp_path: Pa
         card, speeds = await here.card(), here.new()
         speeds.wish(card)
         async with here.kept(speeds):
-            await until(lambda: speeds.is_put_off(card.digest))
+            await until(lambda: card.digest in speeds._later)
         assert here.asked == ["slow"] and not speeds.measured(card.digest)
 
 

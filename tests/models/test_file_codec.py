@@ -6,7 +6,7 @@ import pytest
 
 from exo_mesh.errors import InputError
 from exo_mesh.mesh.membership.peers import MAX_PEERS
-from exo_mesh.models.file_codec import (
+from exo_mesh.models.calls import (
     MAX_SPANS,
     holding_from_proto,
     holding_to_proto,

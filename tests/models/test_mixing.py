@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
-from exo_mesh.models import selftests
+from exo_mesh.mesh.membership.port import Calls
+from exo_mesh.models import calls, selftests
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.selftests import SelfTests
@@ -24,6 +27,7 @@ from exo_mesh.models.surveys import Surveys
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.ring_monitor import refuse_mismatch
 from exo_mesh.weights.store import ModelStore
+from exo_mesh.wire.peer_call import answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 from tests.domain.test_mixed_plans import peers, placed
@@ -72,7 +76,13 @@ class Bench:
         surveys = Surveys(registry, catalogue, node.membership, tmp_path / "surveys", ("none",))
         command = (sys.executable, str(script))
         self.tests = SelfTests(registry, catalogue, {}, tmp_path / "scratch", command)
-        self.mixing = Mixing(node.membership, surveys, self.tests, tmp_path / "verdicts")
+        rows = [answer(calls.SELF_TEST, partial(calls.answer_self_test, self.tests.run))]
+        mesh: Any = SimpleNamespace(
+            own=node.membership.own,
+            peer=node.membership.peer,
+            calls=Calls(node.node_id, lambda peer_id: None, lambda: rows),
+        )
+        self.mixing = Mixing(mesh, surveys, tmp_path / "verdicts")
         self.ring = [Candidate(node.node_id, GB, engine) for engine in answers]
 
     @property
@@ -128,7 +138,7 @@ async def test_a_self_test_that_fails_stands_in_the_way_but_is_not_kept(tmp_path
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"model_digest": "0" * 64}, ModelError, "not the one asked for"),
+        ({"digest": "0" * 64}, ModelError, "not the requested 000000000000"),
         ({"ranges": []}, InputError, "1 to 8 layer ranges"),
         ({"ranges": [(0, 9)]}, InputError, "layer ranges"),
         ({"ranges": [(3, 3)]}, InputError, "layer ranges"),
@@ -143,10 +153,9 @@ async def test_what_a_peer_asks_is_checked_and_so_is_what_the_child_says(
 ) -> None:
     node = make_node(tmp_path / "home", "n", Machine())
     bench = Bench(tmp_path, node, {"b": {"version": "1", "native_dtype": "", "results": [{"range": [0]}]}})
-    asked = {"model": MODEL, "model_digest": card.digest, "engine": "a", "ranges": [(0, 1)], **change}
-    asked["ranges"] = [pb.LayerRange(start=start, stop=stop) for start, stop in asked["ranges"]]
+    asked = {"model": MODEL, "digest": card.digest, "engine": "a", "ranges": [(0, 1)], **change}
     with pytest.raises(error, match=message):
-        await bench.tests.run(pb.SelfTestRequest(**asked))
+        await bench.tests.run(**asked)
     await node.stop()
 
 
@@ -156,11 +165,8 @@ async def test_a_flood_of_self_tests_is_refused(
     node = make_node(tmp_path / "home", "n", Machine())
     bench = Bench(tmp_path, node, {"a": answer_of(1.0, "float32", [[0, 1]])})
     monkeypatch.setattr(selftests, "MAX_WAITING", 0)
-    request = pb.SelfTestRequest(
-        model=MODEL, model_digest=card.digest, engine="a", ranges=[pb.LayerRange(start=0, stop=1)]
-    )
     with pytest.raises(EngineError, match="self-tests wait here already"):
-        await bench.tests.run(request)
+        await bench.tests.run(MODEL, card.digest, "a", [(0, 1)])
     assert not bench.asked
     await node.stop()
 

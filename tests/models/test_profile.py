@@ -109,18 +109,18 @@ async def test_the_list_takes_what_a_renderer_has_found_and_keeps_it(tmp_path: P
     await node.start()
     try:
         await until(lambda: takes_tools(node))  # the words of the template
-        await texts.of(node, await node.model("tiny"))
+        await texts.of(node.models, await node.models.named("tiny"))
         assert not takes_tools(node)
         await node._models.profiles.learn()
         assert not takes_tools(node), "reading the disk again brings no guess back"
-        node.note_template("gone", ChatTemplate("", "", "", is_tried=True))
+        node.models.note_template("gone", ChatTemplate("", "", "", is_tried=True))
     finally:
         await texts.close()
         await node.stop()
 
 
 def takes_tools(node: Node) -> bool:
-    profiles = [entry.profile for entry in node.models() if entry.name == "tiny"]
+    profiles = [entry.profile for entry in node.models.all() if entry.name == "tiny"]
     return any(profile is not None and profile.supports_tool_calling for profile in profiles)
 
 

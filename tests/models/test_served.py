@@ -28,7 +28,7 @@ def server_settings(up: Path) -> dict[str, str]:
 async def said(node: Node, question: str) -> str:
     body = b'{"messages": [{"role": "user", "content": "%s"}]}' % question.encode()
     asked = GenerateRequest(f"r-{question}", (), 50, SamplingParams(), text=TextInput(body))
-    events = [event async for event in node.generate(SERVED, asked) if isinstance(event, TokenEvent)]
+    events = [event async for event in node.requests.generate(SERVED, asked) if isinstance(event, TokenEvent)]
     return text_of(event.piece for event in events if event.piece is not None)
 
 
@@ -41,19 +41,19 @@ async def test_a_guest_without_a_server_uses_and_misses_that_of_its_peer(tmp_pat
     guest = make_node(tmp_path / "b", "guest", Machine(), bootstrap_peers=(address,))
     await guest.start()
     try:
-        await until(lambda: SERVED in [entry.name for entry in guest.models()])
-        (entry,) = [one for one in guest.models() if one.name == SERVED]
+        await until(lambda: SERVED in [entry.name for entry in guest.models.all()])
+        (entry,) = [one for one in guest.models.all() if one.name == SERVED]
         assert entry.served is not None and entry.peers == (host.node_id,)
         assert len((await said(guest, "hello")).split()) == 8
-        (instance,) = guest.observation.state()["view"]["instances"]
-        assert [stage["engine"] for stage in instance["stages"]] == ["dummy-text"]
-        assert [stage["peer"] for stage in instance["stages"]] == [host.node_id]
+        (instance,) = guest.observation.state().view.instances
+        assert [stage.engine for stage in instance.stages] == ["dummy-text"]
+        assert [stage.peer for stage in instance.stages] == [host.node_id]
         up.unlink()
-        await until(lambda: SERVED not in [entry.name for entry in guest.models()])
+        await until(lambda: SERVED not in [entry.name for entry in guest.models.all()])
         with pytest.raises(PendingPlacementError, match="parrot is down"):
-            await guest.find_model(SERVED, may_download=False)
+            await guest.models.find(SERVED, may_download=False)
         with pytest.raises(UnknownModelError):
-            await guest.find_model("never-there", may_download=False)
+            await guest.models.find("never-there", may_download=False)
     finally:
         await asyncio.gather(guest.stop(), host.stop())
 

@@ -47,7 +47,7 @@ async def test_a_card_added_at_one_peer_is_known_at_all_and_deleted_at_any(tmp_p
         assert a.membership.view.digest() == b.membership.view.digest()
         assert (await b._models.catalogue.reference("mine:1b")).repo == "org/name"
         with pytest.raises(UnknownModelError, match="no peer has the files of org/name"):
-            await b.model("mine:1b")
+            await b.models.named("mine:1b")
         assert await shelf(b).delete_card("mine:1b")
         await until(lambda: all("org/name" not in shelf(node).cards() for node in (a, b, c)), 3.0)
         assert not file.exists()
@@ -56,23 +56,23 @@ async def test_a_card_added_at_one_peer_is_known_at_all_and_deleted_at_any(tmp_p
 
 async def test_a_card_that_is_not_there_cannot_be_deleted_and_near_ones_are_named(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
-        assert not await node.delete_card("org/nam"), "there are no custom cards at all"
+        assert not await node.models.delete_card("org/nam"), "there are no custom cards at all"
         await shelf(node).add_card(CARD)
         with pytest.raises(UnknownModelError, match=r"no custom card org/nam; similar names: org/name$"):
-            await node.delete_card("org/nam")
+            await node.models.delete_card("org/nam")
 
 
 async def test_a_model_is_found_by_the_aliases_of_its_card(tmp_path: Path) -> None:
     (tmp_path / "n0" / "cards").mkdir(parents=True)
     (tmp_path / "n0" / "cards" / "demo.toml").write_text(f'id = "{MODEL}"\naliases = ["demo:tiny"]\nfamily = "toy"\n')
     async with mesh(tmp_path, 1) as (node,):
-        await until(lambda: node.models()[0].aliases)
+        await until(lambda: node.models.all()[0].aliases)
         for name in ("demo:tiny", "DEMO:TINY", f"{MODEL}:latest", MODEL.upper()):
-            entry = await node.model(name)
+            entry = await node.models.named(name)
             assert (entry.name, entry.aliases) == (MODEL, ("demo:tiny",))
         assert entry.profile is not None and entry.profile.family == "toy"
         with pytest.raises(UnknownModelError, match=r'no peer has a model "demo:tinny"; near: demo:tiny, '):
-            await node.model("demo:tinny")
+            await node.models.named("demo:tinny")
 
 
 async def test_cards_are_read_from_all_directories_and_the_first_wins(
@@ -90,7 +90,7 @@ async def test_cards_are_read_from_all_directories_and_the_first_wins(
     assert shelf.cards()["Qwen/Qwen3-0.6B"].family == "mine", "a custom card wins over a shipped one"
     assert shelf.unusable == {"broken.toml": "broken.toml: colour: there is no such field"}
     with pytest.raises(InputError, match=r"several\.toml has other cards too"):
-        await shelf.delete_card("org/a")
+        await shelf.delete_own("org/a")
     (two / "several.toml").unlink()
     await shelf.rescan()
     assert "org/a" not in shelf.cards() and shelf.cards()["Qwen/Qwen3-0.6B"].family == "qwen"

@@ -16,8 +16,9 @@ from exo_mesh.domain.footprint import POOL_SEQUENCES, POOL_TOKENS, footprint
 from exo_mesh.engine.contract import Availability, ModelSurvey
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import EngineError, ModelError
+from exo_mesh.models.card_json import survey_from_json, survey_to_json
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.surveys import Surveys, as_held, survey_from_json, survey_to_json
+from exo_mesh.models.surveys import Surveys, as_held
 from exo_mesh.node.node import Node
 from exo_mesh.weights.store import ModelStore
 from tests.support.nodes import MODEL, Machine, make_node

@@ -11,16 +11,18 @@ import pytest
 
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
+from exo_mesh.models.calls import READ_TEXT_FILES
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.wire.proto import control_pb2 as pb
 
 
 class Elsewhere:
-    """A catalogue, a membership and a client in one: a peer has the model, this node does not."""
+    """A catalogue, a membership and its calls in one: a peer has the model, this node does not."""
 
     def __init__(self) -> None:
         self.fetches = 0
-        self.client = self
+        self.calls = self
+        self.id = "peer"
 
     async def card(self, name: str) -> Any:
         return SimpleNamespace(text_digest="digest")
@@ -34,7 +36,8 @@ class Elsewhere:
     def peer(self, peer_id: str) -> Any:
         return self
 
-    async def read_text_files(self, name: str) -> AsyncIterator[pb.TextFile]:
+    async def stream(self, peer_id: str, row: object, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
+        assert row is READ_TEXT_FILES
         self.fetches += 1
         yield pb.TextFile(name="tokenizer.json", chunk=b"{}")
 

@@ -26,7 +26,7 @@ def keyed(max_tokens: int = 30, key: str = "k", fingerprint: str = "f", logprobs
 
 
 async def follow(node: Node, request: GenerateRequest, into: list[TokenEvent]) -> None:
-    async with aclosing(node.generate(MODEL, request)) as items:
+    async with aclosing(node.requests.generate(MODEL, request)) as items:
         async for item in items:
             if isinstance(item, TokenEvent):
                 into.append(item)
@@ -37,7 +37,7 @@ def ids(events: list[TokenEvent]) -> list[int]:
 
 
 async def both_know(nodes: list[Node]) -> None:
-    await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+    await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
     await until(lambda: all(instances(node) for node in nodes))
 
 
@@ -115,7 +115,7 @@ async def test_an_entry_peer_remembers_though_the_ring_is_gone(tmp_path: Path) -
         await until(lambda: len(part) > 10)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await node.delete_instance(instances(node)[0]["id"])
+        await node.instances.delete(instances(node)[0].id)
         told: list[TokenEvent] = []
         await follow(node, keyed(10, key="finished"), told)
         assert told == whole and not instances(node), "nothing was placed for it"

@@ -73,10 +73,10 @@ async def test_a_request_can_prefer_engines_by_name_or_tag_or_insist(nodes: list
 async def test_an_engine_that_stands_in_no_mixed_ring_is_refused_there(nodes: list[Node]) -> None:
     pins = (Pin("a", 0, 3, "dummy"), Pin("b", 3, 8))
     with pytest.raises(PlacementError, match="dummy-cpu 1 accepts no activations from another engine") as refused:
-        await nodes[0].create_instance(InstanceSpec(MODEL, pins=pins))
+        await nodes[0].instances.create(InstanceSpec(MODEL, pins=pins))
     assert refused.value.reason == "mixing"
     with pytest.raises(InputError, match=r'no peer has an engine "none"; engines of the mesh: dummy, .*numpy'):
-        await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("a", 0, 3), Pin("b", 3, 8, "none"))))
+        await nodes[0].instances.create(InstanceSpec(MODEL, pins=(Pin("a", 0, 3), Pin("b", 3, 8, "none"))))
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ async def test_an_engine_that_does_not_exist_is_refused_by_its_name(
     nodes: list[Node], wish: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InputError, match=r'engine "nope"; engines.*dummy.*numpy') as refused:
-        await nodes[0].create_instance(InstanceSpec(MODEL, **wish))
+        await nodes[0].instances.create(InstanceSpec(MODEL, **wish))
     assert refused.value.param == param

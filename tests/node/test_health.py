@@ -12,6 +12,7 @@ import pytest
 from exo_mesh.domain.device import PeerInfo, RdmaPort, Telemetry
 from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.reports import HealthReport, InstanceHealth
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.pressure import Floors, PressureLevel, Snapshot
@@ -72,7 +73,7 @@ class World:
         self.now += 1
         return health
 
-    def shown(self, phase: str = "ok") -> dict[str, Any]:
+    def shown(self, phase: str = "ok") -> HealthReport:
         return self.health().describe(phase)
 
 
@@ -86,9 +87,9 @@ def ring(*peer_ids: str, state: InstanceState = InstanceState.READY, reason: str
 
 def test_a_node_with_nothing_wrong_says_so() -> None:
     shown = World(peers=[a_peer("other")], instances=[ring("me", "other")]).shown()
-    assert (shown["status"], shown["level"], shown["reasons"], shown["peers"]) == ("ok", "ok", [], 2)
-    assert [(one["id"], one["level"]) for one in shown["peer_health"]] == [("me", "ok"), ("other", "ok")]
-    assert shown["instance_health"] == [{"id": "m-1", "level": "ok", "reasons": []}]
+    assert (shown.status, shown.level, shown.reasons, shown.peers) == ("ok", "ok", [], 2)
+    assert [(one.id, one.level) for one in shown.peer_health] == [("me", "ok"), ("other", "ok")]
+    assert shown.instance_health == [InstanceHealth("m-1", HealthLevel.OK, [])]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +115,9 @@ def test_a_node_with_nothing_wrong_says_so() -> None:
 )
 def test_each_thing_that_is_wrong_has_a_reason_and_a_remedy(world: World, code: str, level: str, words: str) -> None:
     shown = world.shown()
-    (reason,) = shown["reasons"]
-    assert (reason["code"], reason["level"]) == (code, level) and words in reason["message"] and reason["remedy"]
-    assert shown["status"] == ("degraded" if level == "degraded" else "ok")
+    (reason,) = shown.reasons
+    assert (reason.code, reason.level) == (code, level) and words in reason.message and reason.remedy
+    assert shown.status == ("degraded" if level == "degraded" else "ok")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_each_thing_that_is_wrong_has_a_reason_and_a_remedy(world: World, code: 
 )
 def test_what_costs_nobody_anything_is_not_said(world: World) -> None:
     """A slow way that no ring goes over, or that stays in this machine; an answer that waited for a busy processor."""
-    assert world.shown()["reasons"] == []
+    assert world.shown().reasons == []
 
 
 @pytest.mark.parametrize(
@@ -148,14 +149,14 @@ def test_what_costs_nobody_anything_is_not_said(world: World) -> None:
 def test_a_wrong_clock_is_named_with_its_own_offset(offsets: dict[str, float], words: str, level: str) -> None:
     """In a mesh of three it is known whose clock is wrong; of two it is not."""
     peers = [a_peer(name, offset_s=offset_s) for name, offset_s in offsets.items()]
-    (reason,) = World(peers=peers, settings={"secret": "x"}).shown()["reasons"]
-    assert words in reason["message"] and (reason["code"], reason["level"]) == ("clock_skew", level)
+    (reason,) = World(peers=peers, settings={"secret": "x"}).shown().reasons
+    assert words in reason.message and (reason.code, reason.level) == ("clock_skew", level)
 
 
 def test_a_copied_home_is_said_with_what_to_do() -> None:
     shown = World(id_taken_by="n2").shown()
-    (reason,) = [one for one in shown["reasons"] if one["code"] == "id_in_use"]
-    assert shown["status"] == "degraded" and "in use by n2" in reason["message"] and "--home" in reason["remedy"]
+    (reason,) = [one for one in shown.reasons if one.code == "id_in_use"]
+    assert shown.status == "degraded" and "in use by n2" in reason.message and "--home" in reason.remedy
 
 
 def test_to_be_alone_is_only_wrong_if_peers_were_named() -> None:
@@ -165,14 +166,14 @@ def test_to_be_alone_is_only_wrong_if_peers_were_named() -> None:
     ):
         world = World(settings=settings)
         health = world.health()
-        assert health.describe("ok")["reasons"] == []
+        assert health.describe("ok").reasons == []
         world.now += ALONE_S
         shown = health.describe("ok")
-        assert ([reason["code"] for reason in shown["reasons"]], shown["status"]) == ([code], status)
+        assert ([reason.code for reason in shown.reasons], shown.status) == ([code], status)
     world = World(settings={"discovery": ()})
     health = world.health()
     world.now += ALONE_S
-    assert health.describe("ok")["reasons"] == [], "it was told to be alone"
+    assert health.describe("ok").reasons == [], "it was told to be alone"
 
 
 def test_what_peers_say_of_themselves_is_passed_on_and_so_is_who_is_gone() -> None:
@@ -184,20 +185,20 @@ def test_what_peers_say_of_themselves_is_passed_on_and_so_is_who_is_gone() -> No
         instances=[ring("me", "o"), ring("me", state=InstanceState.FAILED, reason="stage 0: boom")],
     )
     shown = world.shown()
-    assert shown["status"] == "ok", "nothing is wrong with this one"
-    assert [(one["name"], one["level"]) for one in shown["peer_health"]] == [
+    assert shown.status == "ok", "nothing is wrong with this one"
+    assert [(one.name, one.level) for one in shown.peer_health] == [
         ("me", "ok"), ("o", "degraded"), ("gone", "failed"),
     ]  # fmt: skip
-    assert "34 s" in shown["peer_health"][2]["reasons"][0]["message"]
-    first, second = shown["instance_health"]
-    assert first["level"] == "degraded" and "stage 1 is on a peer where 90 %" in first["reasons"][0]["message"]
-    assert second["level"] == "failed" and second["reasons"][0]["message"] == "stage 0: boom"
+    assert "34 s" in shown.peer_health[2].reasons[0].message
+    first, second = shown.instance_health
+    assert first.level == "degraded" and "stage 1 is on a peer where 90 %" in first.reasons[0].message
+    assert second.level == "failed" and second.reasons[0].message == "stage 0: boom"
 
 
 def test_a_node_that_waits_or_stops_says_what_for() -> None:
     shown = World(settings={"wait_for_peers": 2}).shown("waiting_for_peers")
-    assert shown["status"] == "waiting_for_peers" and shown["reasons"][0]["message"] == "0 of 2 other peers seen"
-    assert World(memory=PressureLevel.CRITICAL).shown("draining")["status"] == "draining"
+    assert shown.status == "waiting_for_peers" and shown.reasons[0].message == "0 of 2 other peers seen"
+    assert World(memory=PressureLevel.CRITICAL).shown("draining").status == "draining"
 
 
 def test_a_node_that_waited_for_peers_in_vain_is_ready_and_says_who_is_missing_until_they_come() -> None:
@@ -205,24 +206,22 @@ def test_a_node_that_waited_for_peers_in_vain_is_ready_and_says_who_is_missing_u
     health = world.health()
     health.missed_peers(1)
     shown = health.describe("ok")
-    assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "peers_missing")
-    assert shown["reasons"][0]["message"].startswith("1 of 2 other peers were found within 30 s")
+    assert (shown.status, shown.reasons[0].code) == ("degraded", "peers_missing")
+    assert shown.reasons[0].message.startswith("1 of 2 other peers were found within 30 s")
 
 
 def test_a_long_lived_task_that_ended_is_named() -> None:
     shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
-    assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")
-    assert '"housekeeping"' in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]
+    assert (shown.status, shown.reasons[0].code) == ("degraded", "task_ended")
+    assert '"housekeeping"' in shown.reasons[0].message and "KeyError" in shown.reasons[0].message
 
 
 def test_a_peer_whose_machine_sleeps_is_asleep_and_can_be_woken() -> None:
     world = World(asleep=[(KnownPeer("p9", "studio-2", asleep_at=1.0), 7200.0)])
-    shown = world.health().describe("ok")["peer_health"][-1]
-    assert (shown["name"], shown["level"]) == ("studio-2", "ok")
-    assert [(one["code"], one["message"]) for one in shown["reasons"]] == [
-        ("asleep", "the machine went to sleep 2.0 h ago")
-    ]
-    assert "exo-mesh wake studio-2" in shown["reasons"][0]["remedy"]
+    shown = world.health().describe("ok").peer_health[-1]
+    assert (shown.name, shown.level) == ("studio-2", "ok")
+    assert [(one.code, one.message) for one in shown.reasons] == [("asleep", "the machine went to sleep 2.0 h ago")]
+    assert "exo-mesh wake studio-2" in shown.reasons[0].remedy
 
 
 def test_macs_that_are_bridged_in_a_loop_are_named_and_a_line_of_them_is_well() -> None:
@@ -232,10 +231,10 @@ def test_macs_that_are_bridged_in_a_loop_are_named_and_a_line_of_them_is_well() 
         return SimpleNamespace(**{**vars(peer), "info": replace(peer.info, rdma_ports=ports)})
 
     loop = World(peers=[mac("a", "b", "c"), mac("b", "a", "c"), mac("c", "a", "b")]).shown()
-    (reason,) = [reason for reason in loop["reasons"] if reason["code"] == "thunderbolt_bridge_cycle"]
-    assert reason["level"] == "degraded" and "a, b, c in a loop" in reason["message"] and reason["remedy"]
+    (reason,) = [reason for reason in loop.reasons if reason.code == "thunderbolt_bridge_cycle"]
+    assert reason.level == "degraded" and "a, b, c in a loop" in reason.message and reason.remedy
     line = World(peers=[mac("a", "b"), mac("b", "a", "c"), mac("c", "b")]).shown()
-    assert not [reason for reason in line["reasons"] if reason["code"] == "thunderbolt_bridge_cycle"]
+    assert not [reason for reason in line.reasons if reason.code == "thunderbolt_bridge_cycle"]
 
 
 def test_an_instance_says_which_of_its_peers_have_not_checked_their_weights() -> None:
@@ -244,6 +243,6 @@ def test_an_instance_says_which_of_its_peers_have_not_checked_their_weights() ->
         peer.info = replace(peer.info, unverified=("m", "other") if peer.id == "a" else ("other",))
     peers[2].info = replace(peers[2].info, unverified=("m",))
     shown = World(peers=peers, instances=[ring("a", "b")]).health().describe("ok")
-    (reason,) = shown["instance_health"][0]["reasons"]
-    assert (reason["code"], reason["level"], shown["status"]) == ("unverified", "ok", "ok")
-    assert reason["message"].startswith("the weights at a are not compared"), "c has no stage of it"
+    (reason,) = shown.instance_health[0].reasons
+    assert (reason.code, reason.level, shown.status) == ("unverified", "ok", "ok")
+    assert reason.message.startswith("the weights at a are not compared"), "c has no stage of it"

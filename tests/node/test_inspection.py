@@ -18,16 +18,16 @@ from tests.support.nodes import MODEL, SLOW, a_request, crash, instances, mesh, 
 
 async def placed_over_both(nodes: list[Node]) -> str:
     """The id of an instance with a stage on each of two nodes."""
-    instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-    await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
-    return str(instance["id"])
+    instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+    await until(lambda: [one.state for one in instances(nodes[1])] == ["ready"])
+    return str(instance.id)
 
 
 async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW, open_admin=True) as nodes:
         name = await placed_over_both(nodes)
-        telemetry = nodes[0].observation.state()["telemetry"]
-        assert all(telemetry[node.node_id]["headroom_bytes"] > 0 for node in nodes), "/state has each peer's headroom"
+        telemetry = nodes[0].observation.state().telemetry
+        assert all(telemetry[node.node_id].headroom_bytes > 0 for node in nodes), "/state has each peer's headroom"
         entry, other = nodes
         asked = replace(a_request("chatcmpl-1", 400), trace_id="ab" * 16, names=("chatcmpl-1", "header-1"))
 
@@ -38,17 +38,17 @@ async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> No
 
         for wanted in (asked.trace_id, "chatcmpl-1", "header-1"):
             running = await runs()
-            assert not await other.cancel(wanted, key_id="somebody-else"), "it came with another key"
-            assert await other.cancel(wanted)
+            assert not await other.requests.cancel(wanted, key_id="somebody-else"), "it came with another key"
+            assert await other.requests.cancel(wanted)
             with pytest.raises(CancelledRequestError):
                 await running
-        assert not await other.cancel("header-1"), "nothing runs any more"
+        assert not await other.requests.cancel("header-1"), "nothing runs any more"
         found = await other.inspection.trace("header-1")
         assert found is not None and found.outcome == "cancelled"
 
         running = await runs()
-        pid = instances(other)[0]["stages"][1]["pid"]
-        holder = instances(other)[0]["stages"][1]["peer"]
+        pid = instances(other)[0].stages[1].pid
+        holder = instances(other)[0].stages[1].peer
         assert await other.inspection.cancel_runner(holder, "1") is None
         assert await other.inspection.cancel_runner(holder, str(pid), "another-request") == {
             "instance": name, "cancelled": 0, "unreachable": []}  # fmt: skip
@@ -56,7 +56,7 @@ async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> No
         assert done == {"instance": name, "cancelled": 1, "unreachable": []}
         with pytest.raises(CancelledRequestError):
             await running
-        assert instances(other)[0]["stages"][1]["pid"] == pid, "the runner goes on"
+        assert instances(other)[0].stages[1].pid == pid, "the runner goes on"
         assert len(await tokens(entry, replace(asked, max_tokens=4))) == 4
 
         listed = await other.inspection.cluster_traces()

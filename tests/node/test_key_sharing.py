@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.mesh.membership.calls import SHARE_KEYS
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key, revoke
 from exo_mesh.security.key_table import ApiKey, merge
@@ -93,7 +94,7 @@ async def test_in_an_open_mesh_nobody_plants_a_key_and_none_is_told(tmp_path: Pa
         request = pb.ShareKeysRequest(keys=keys_to_proto([planted]))
         client = nodes[1].membership.client_at(f"127.0.0.1:{nodes[0].grpc_port}")
         with pytest.raises(Exception, match="only in a mesh with a secret"):
-            await client.share_keys(request, 2.0)
+            await client.call(SHARE_KEYS, request, 2.0)
         await client.close()
         assert not takes(nodes[0], planted_text) and not takes(nodes[1], text)
         assert [node.keys.digest for node in nodes] == [0, 0]
@@ -108,7 +109,7 @@ async def test_keys_from_the_mesh_hold_though_the_file_cannot_be_written(
         node.keys.file.write([key])
         node.settings.home.joinpath(f".{FILE_NAME}.lock").mkdir()
         assert takes(node, text)
-        await node.keys.answer(pb.ShareKeysRequest(keys=keys_to_proto([revoke(key.id, NOW)])))
+        await node.keys.compare(0, [revoke(key.id, NOW)])
         assert not takes(node, text)
         assert "a restart would forget them" in caplog.text
     finally:

@@ -44,7 +44,7 @@ async def test_a_peer_that_others_reach_is_alive_and_known_not_to_answer_here(tm
 
 async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_out(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=3))
         (instance,) = nodes[0]._owning.instances.of_model(MODEL)
         lost_hops, ring = nodes[0]._owning.owned_rings._recoverer.lost_hops, instance.plan.peer_ids
         at = {node.node_id: node for node in nodes}
@@ -69,7 +69,7 @@ async def test_a_request_waits_for_the_recovery_of_its_ring_at_the_same_node(
     """Two at once would end each other's stages. The view still says that the ring is ready."""
     monkeypatch.setattr(instances_module, "OWNER_S", 0.0)
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: all(instances(node) for node in nodes))
         (instance,) = nodes[0]._owning.instances.of_model(MODEL)
         near, driver = sorted(nodes, key=lambda node: node.node_id == instance.plan.peer_ids[-1])
@@ -97,12 +97,10 @@ async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
     monkeypatch.setattr(instances_module, "OWNER_S", 3600.0)
     async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
         expected = await tokens(nodes[2], a_request())
-        await nodes[0].delete_instance(instances(nodes[0])[0]["id"])
+        await nodes[0].instances.delete(instances(nodes[0])[0].id)
         await until(lambda: not any(instances(node) for node in nodes))
-        before = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await until(
-            lambda: [(one["ballot"], one["state"]) for one in instances(nodes[2])] == [(before["ballot"], "ready")]
-        )
+        before = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [(one.ballot, one.state) for one in instances(nodes[2])] == [(before.ballot, "ready")])
         (instance,) = nodes[2]._owning.instances.of_model(MODEL)
         driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
         cut(nodes[2], driver)
@@ -114,14 +112,14 @@ async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
         async with asyncio.timeout(30):
             assert await tokens(nodes[2], a_request("again")) == expected
         (after,) = instances(nodes[2])
-        assert driver.node_id not in {stage["peer"] for stage in after["stages"]}
+        assert driver.node_id not in {stage.peer for stage in after.stages}
 
 
 @pytest.mark.extended
 async def test_a_driver_that_answers_again_is_trusted_again(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await until(lambda: [one["state"] for one in instances(nodes[2])] == ["ready"])
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [one.state for one in instances(nodes[2])] == ["ready"])
         (instance,) = nodes[2]._owning.instances.of_model(MODEL)
         driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
         addresses = cut(nodes[2], driver)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.domain.reports import RunnerReport
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.node.observation import Observation
 
@@ -38,4 +39,4 @@ def test_the_status_of_the_runners(
     sequences: int | None, states: tuple[InstanceState, ...], stops: bool, status: str
 ) -> None:
     found = Observation.runner(observation(sequences=sequences, states=states, stops=stops))
-    assert found == {"runner_mode": "subprocess", "runner_status": status}
+    assert found == RunnerReport("subprocess", status)

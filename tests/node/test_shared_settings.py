@@ -21,10 +21,10 @@ MODEL = "exo-mesh-demo"
 @pytest.mark.extended
 async def test_placement_follows_at_every_peer_and_after_a_restart_of_all(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        before = await nodes[1].preview_instance(InstanceSpec(MODEL))
+        before = await nodes[1].instances.preview(InstanceSpec(MODEL))
         await nodes[0].shared.change({"min_peers": "2"})
         await until(lambda: nodes[1].shared.effective.now.min_peers == 2)
-        after = await nodes[1].preview_instance(InstanceSpec(MODEL))
+        after = await nodes[1].instances.preview(InstanceSpec(MODEL))
         assert (len(before["stages"]), len(after["stages"])) == (1, 2)
         await until((tmp_path / "n1" / FILE_NAME).is_file)
     async with mesh(tmp_path, 2) as nodes:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo_mesh.domain.reports import StateReport
+from tests.support.reports import report_of
+
 GB = 10**9
 NAMES = ("studio-1", "studio-2", "linux-gpu", "laptop", "board-3588", "mini-1", "mini-2", "workshop-tower")
 ENGINES = ("mlx", "mlx", "torch", "torch", "dummy", "mlx", "mlx", "torch")
@@ -14,7 +17,7 @@ def peer_id(index: int) -> str:
     return f"{index:x}" * 32
 
 
-def mesh_state(num_peers: int, *, group: int = 0, lost: bool = False, state: str = "ready") -> dict[str, Any]:
+def mesh_state(num_peers: int, *, group: int = 0, lost: bool = False, state: str = "ready") -> StateReport:
     """num_peers peers, of which all but the last of more than three hold layers of one model. group: so many of the
     first peers are one tensor group. lost: the second peer is gone. state: of the instance."""
     ids = [peer_id(index) for index in range(num_peers)]
@@ -27,20 +30,21 @@ def mesh_state(num_peers: int, *, group: int = 0, lost: bool = False, state: str
     if lost:
         health["peer_health"].append(_lost(1))
     links = [_link(ids[0], other, index) for index, other in enumerate(alive[1:])]
-    return {
-        "node_id": ids[0],
-        "view": {
+    return report_of(
+        StateReport,
+        node_id=ids[0],
+        view={
             "peers": [_peer(ids.index(one)) for one in alive],
             "instances": [_instance(stages, state)] if stages else [],
             "downloads": [],
             "view_digest": "d",
         },
-        "telemetry": {one: _reading(ids.index(one), ids, stages) for one in alive},
-        "links": links,
-        "cables": [],
-        "stages_here": {},
-        "health": health,
-    }
+        telemetry={one: _reading(ids.index(one), ids, stages) for one in alive},
+        links=links,
+        cables=[],
+        stages_here={},
+        health=health,
+    )
 
 
 def _peer(index: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,9 @@ from exo_mesh.api.web.live import LiveFeed, live_document, merge_patch
 from exo_mesh.api.web.live_routes import MAX_LISTENERS
 from exo_mesh.base.clock import monotonic
 from exo_mesh.cli.verbs.top.live_data import patched
+from exo_mesh.domain.reports import StateReport
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
+from tests.support.reports import report_of
 
 values = st.recursive(
     st.integers(0, 3) | st.text("ab", max_size=2),
@@ -81,13 +84,16 @@ async def test_a_change_of_the_view_is_sent_before_its_time(scripted: ScriptedMe
 
 def test_the_document_has_the_hops_that_other_peers_measured(scripted: ScriptedMesh) -> None:
     hop = {"to": "c", "rtt_ms": 0.4, "mb_per_s": 900.0, "kind": "ethernet"}
-    own = {"from": "a", "to": "b", "rtt_ms": 1.0}
-    peers = [{"id": "b", "name": "beta"}]
-    state = {"view": {"peers": peers}, "telemetry": {"b": {"temperature_c": 60.0, "hops": [hop]}}, "links": [own]}
+    state = report_of(
+        StateReport,
+        view={"peers": [{"id": "b", "name": "beta"}]},
+        telemetry={"b": {"temperature_c": 60.0, "hops": [hop]}},
+        links=[{"from": "a", "to": "b", "rtt_ms": 1.0}],
+    )
     scripted = replace(scripted)
     scripted.state = lambda: state  # type: ignore[method-assign]
     document = live_document(scripted, 1.0)
-    assert document["links"] == {"b c": {"from": "b", **hop}, "a b": own}
+    assert document["links"] == {"b c": {"from": "b", **hop}, "a b": msgspec.to_builtins(state.links[0])}
     assert document["peers"]["b"]["temperature_c"] == 60.0 and document["peers"]["b"]["power_w"] is None
 
 

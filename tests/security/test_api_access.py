@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import openai
 import pytest
 
@@ -81,7 +82,8 @@ async def call(api: Served, method: str, path: str, key: str = "", **headers: st
 async def test_without_a_key_health_tells_no_names(model_dir: Path, keys: Keys, path: str) -> None:
     async with serving(model_dir, keys=keys.file) as api:
         api.mesh.status = "starting"
-        for key, told in ((None, {"code": "starting", "level": ""}), (keys.use, api.mesh.health()["reasons"][0])):
+        full = msgspec.to_builtins(api.mesh.services.observation.health().reasons[0])
+        for key, told in ((None, {"code": "starting", "level": full["level"]}), (keys.use, full)):
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             async with api.http.get(path, headers=headers) as reply:
                 body = await reply.json()

@@ -215,7 +215,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_every_route_is_in_the_table(model_dir: Path) -> None:
     """A new route must be named above, with what calling it means."""
-    routes = build_app(ScriptedMesh(model_dir)).router.routes()
+    routes = build_app(ScriptedMesh(model_dir).services).router.routes()
     assert {(route.method, route.resource.canonical) for route in routes if route.resource} == ROUTES.keys()
     assert HEALTH_PATHS | METRICS_PATHS <= OPEN
 

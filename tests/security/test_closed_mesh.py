@@ -39,18 +39,18 @@ async def test_two_peers_with_one_secret_answer_and_let_no_stranger_say_anything
     secret = new_secret()
     async with mesh(tmp_path, 2, secret=secret, min_peers=2) as nodes:
         before = await tokens(nodes[0], a_request("before"))
-        await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
+        await until(lambda: [one.state for one in instances(nodes[1])] == ["ready"])
         (instance,) = instances(nodes[1])
-        assert len(instance["stages"]) == 2
-        assert nodes[0].observation.health()["mesh"] == "closed"
+        assert len(instance.stages) == 2
+        assert nodes[0].observation.health().mesh == "closed"
 
         for node in nodes:
             for name, channel in channels(f"127.0.0.1:{node.grpc_port}", authority_pem(secret)).items():
                 for method in CONTROL_METHODS:
                     assert await refused(channel, method), f"{name}: {method}"
                 await channel.close()
-        for stage in instance["stages"]:
-            for name, channel in channels(stage["endpoint"], authority_pem(secret)).items():
+        for stage in instance.stages:
+            for name, channel in channels(stage.endpoint, authority_pem(secret)).items():
                 assert await refused(channel, FRAMES_METHOD, request_stream=True), name
                 assert await refused(channel, f"/{GENERATE.containing_service.full_name}/{GENERATE.name}"), name
                 await channel.close()
@@ -72,7 +72,7 @@ async def test_the_methods_that_are_tried_are_all_there_are() -> None:
 async def test_an_open_mesh_lets_the_same_calls_in(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,), grpc.aio.insecure_channel(f"127.0.0.1:{node.grpc_port}") as channel:
         assert not await refused(channel, "/exo_mesh.Control/Cancel")
-        assert node.observation.health()["mesh"] == "open"
+        assert node.observation.health().mesh == "open"
 
 
 async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
@@ -134,6 +134,6 @@ async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
         assert len(warnings) == (2 if here else 1), warnings
         for node in nodes:
             assert len(node.membership.peers) == 0
-        assert any(there in reason["message"] for reason in nodes[1].observation.health()["reasons"])
+        assert any(there in reason.message for reason in nodes[1].observation.health().reasons)
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))

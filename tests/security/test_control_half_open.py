@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from exo_mesh.errors import MeshError
+from exo_mesh.mesh.membership.calls import HELLO
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire.channel_options import CONTROL_SERVER, HANDSHAKE_S, IDLE_S, MAX_CONNECTIONS, SERVER_OPTIONS
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.strangers import NOW
 from tests.support.nodes import until
@@ -24,15 +26,15 @@ HALF_TLS = bytes.fromhex("1603010200010001fc0303") + b"a" * 20
 Streams = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
-class Handler:
-    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
-        return pb.HelloReply(accepted=True)
+async def hello(request: pb.HelloRequest) -> pb.HelloReply:
+    return pb.HelloReply(accepted=True)
 
 
 @asynccontextmanager
 async def port(credentials: Any, **options: int) -> AsyncIterator[int]:
-    handler: Any = Handler()
-    server = ControlServer(handler, credentials, options=[(f"grpc.{name}", value) for name, value in options.items()])
+    server = ControlServer(
+        [answer(HELLO, hello)], credentials, options=[(f"grpc.{name}", value) for name, value in options.items()]
+    )
     yield await server.start("127.0.0.1", 0)
     await server.stop(0)
 
@@ -58,7 +60,7 @@ def num_closed(opened: Streams) -> int:
 async def is_served(port: int, credentials: Any) -> bool:
     client = ControlClient(f"127.0.0.1:{port}", credentials)
     try:
-        return (await client.hello(pb.HelloRequest(), 5.0)).accepted
+        return (await client.call(HELLO, pb.HelloRequest())).accepted
     finally:
         await client.close()
 
@@ -79,10 +81,10 @@ async def test_a_connection_without_a_call_ends(sent: bytes, is_closed: bool) ->
 async def test_connections_beyond_the_limit_are_closed_at_once_and_those_before_are_served() -> None:
     async with port(None, max_allowed_incoming_connections=8) as number:
         client = ControlClient(f"127.0.0.1:{number}")
-        assert (await client.hello(pb.HelloRequest(), 5.0)).accepted
+        assert (await client.call(HELLO, pb.HelloRequest())).accepted
         async with sockets(number, 40, b"") as opened:
             await until(lambda: num_closed(opened) >= 40 - 8)
-            assert (await client.hello(pb.HelloRequest(), 5.0)).accepted
+            assert (await client.call(HELLO, pb.HelloRequest())).accepted
         await client.close()
 
         async def is_served_again() -> bool:

@@ -19,7 +19,6 @@ from exo_mesh.cli.client.child_node import ChildNode, client_of
 from exo_mesh.mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security.datagrams import MAGIC, Seal
 from exo_mesh.security.secret import new_secret, write_new
-from tests.support.asked_node import runner_processes
 from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 
@@ -60,7 +59,7 @@ class Meter:
 
     def __init__(self, node: ChildNode) -> None:
         own = psutil.Process(node.pid)
-        self._processes = [own, *runner_processes(node)]
+        self._processes = [own, *node.runners()]
         self._log = node.log_path
 
     def mib(self) -> list[float]:

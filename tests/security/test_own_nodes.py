@@ -132,7 +132,7 @@ def test_the_node_of_the_usual_home_is_meant_before_others(tmp_path: Path, user:
 def test_a_node_of_another_user_gets_no_token_and_the_message_names_the_remedy(tmp_path: Path, user: Path) -> None:
     with node(tmp_path / "own", user), node(tmp_path / "theirs", None) as (port, shown, _):
         message = ask(f"http://127.0.0.1:{port}")
-        assert "is no node of yours" in message and "as the user who started that node" in message
+        assert "is not your node" in message and "as the user who started that node" in message
         assert "leave out --home" in ask(f"http://127.0.0.1:{port}", tmp_path / "own")
         assert shown == [None, None]
 

@@ -117,12 +117,12 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with mesh(tmp_path, 2, secret=SECRET, engine_options=SLOW) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [one.state for one in instances(nodes[1])] == ["ready"])
         (before,) = instances(nodes[1])
         expected = await tokens(nodes[1], a_request("undisturbed", 30))
         ports = [node.grpc_port for node in nodes]
-        ports += [int(stage["endpoint"].rpartition(":")[2]) for stage in before["stages"]]
+        ports += [int(stage.endpoint.rpartition(":")[2]) for stage in before.stages]
         me = issue(SECRET, "test", [], utc_now())
         old = {await shown_serial(port, me, tmp_path) for port in ports}
         got: list[int] = []
@@ -142,7 +142,7 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
         await request
         assert got == expected and instances(nodes[1]) == [before]
         assert await tokens(nodes[1], a_request("after", 30)) == expected
-        assert set(runners()) == {stage["pid"] for stage in before["stages"]}
+        assert set(runners()) == {stage.pid for stage in before.stages}
 
 
 @pytest.mark.slow
@@ -151,8 +151,8 @@ async def test_a_mesh_outlives_its_certificates(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(certificates, "VALID", datetime.timedelta(seconds=5))
     monkeypatch.setattr(certificate_renewal, "LOOK_EVERY_S", 0.2)
     async with mesh(tmp_path, 2, secret=SECRET, engine_options=SLOW) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [one.state for one in instances(nodes[1])] == ["ready"])
         (before,) = instances(nodes[1])
         begun, got = utc_now(), list[int]()
         request = asyncio.create_task(collect(nodes[1], "long", 1000, got))
@@ -173,7 +173,7 @@ async def test_a_mesh_outlives_its_certificates(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.extended
 async def test_a_runner_that_ends_just_now_is_no_error(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, secret=SECRET) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))
+        await node.instances.create(InstanceSpec(MODEL))
         (runner,) = node._hosting.host._runners.values()
         stopping = asyncio.create_task(runner.stop())
         await until(runner._gone.is_set)

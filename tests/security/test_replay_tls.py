@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,8 +38,8 @@ def callers(monkeypatch: pytest.MonkeyPatch) -> Callers:
 
 def seen(node: Node) -> tuple[str, list[str]]:
     """What a stranger would want to change."""
-    view: dict[str, Any] = node.observation.state()["view"]
-    return view["view_digest"], [peer["id"] for peer in view["peers"]]
+    view = node.observation.state().view
+    return view.view_digest, [peer.id for peer in view.peers]
 
 
 async def record(tmp_path: Path, secret: str, work: bool) -> tuple[Node, Node, Recorder]:

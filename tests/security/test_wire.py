@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -14,12 +14,16 @@ import psutil
 import pytest
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
+from exo_mesh.rings.hosting.calls import COMMIT
+from exo_mesh.rings.serving.calls import CANCEL
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire import handshake_counter
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.handshake_counter import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, HandshakeCounter
+from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
@@ -34,7 +38,7 @@ class Handler:
     def __init__(self) -> None:
         self.calls = 0
 
-    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+    async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
         self.calls += 1
         return pb.HelloReply(accepted=True)
 
@@ -42,11 +46,20 @@ class Handler:
         self.calls += 1
         return pb.CancelReply(found=True)
 
+    async def commit(self, request: pb.CommitRequest) -> AsyncGenerator[pb.StageStatus, None]:
+        self.calls += 1
+        for _ in range(2):
+            yield pb.StageStatus(loading=pb.StageLoading())
+
+    @property
+    def answers(self) -> list[AnyAnswer]:
+        return [answer(HELLO, self.hello), answer(CANCEL, self.cancel), StreamAnswer(COMMIT, self.commit)]
+
 
 @asynccontextmanager
 async def closed_port() -> AsyncIterator[tuple[Handler, ControlServer]]:
     handler: Any = Handler()
-    server = ControlServer(handler, OWN)
+    server = ControlServer(handler.answers, OWN)
     await server.start("127.0.0.1", 0)
     yield handler, server
     await server.stop(0)
@@ -56,7 +69,7 @@ async def test_a_recorded_session_cannot_be_played_again() -> None:
     async with closed_port() as (handler, server):
         async with Recorder(server.port).listening() as recorder:
             client = ControlClient(f"127.0.0.1:{recorder.port}", OWN)
-            assert await client.cancel("chatcmpl-5ecret1d")
+            assert await client.call(CANCEL, pb.CancelRequest(request_id="chatcmpl-5ecret1d"))
             await client.close()
         (session,) = recorder.sessions
         assert handler.calls == 1
@@ -73,14 +86,22 @@ async def test_one_channel_in_and_another_mesh_out() -> None:
         for credentials, error in [(issue(new_secret(), "x", [], NOW), StrangerError), (None, TransportError)]:
             client = ControlClient(address, credentials)
             with pytest.raises(error):
-                await client.hello(pb.HelloRequest(), 5.0)
+                await client.call(HELLO, pb.HelloRequest())
             await client.close()
         own = ControlClient(address, OWN)
         moved = own.at(address)
-        assert (await own.hello(pb.HelloRequest(), 5.0)).accepted and await moved.cancel("x")
+        assert (await own.call(HELLO, pb.HelloRequest())).accepted and await moved.call(CANCEL, pb.CancelRequest())
         await own.close()
         await moved.close()
         assert handler.calls == 2
+
+
+async def test_a_stream_passes_through_the_port_of_a_closed_mesh() -> None:
+    async with closed_port() as (handler, server):
+        client = ControlClient(f"127.0.0.1:{server.port}", OWN)
+        assert len([one async for one in client.stream(COMMIT, pb.CommitRequest())]) == 2
+        await client.close()
+        assert handler.calls == 1 and server._handshakes._inside
 
 
 @pytest.mark.extended
@@ -109,7 +130,7 @@ async def test_a_flood_of_connections_is_one_line_and_leaves_no_memory(
         await until(lambda: server._handshakes.refused >= 1000)
         assert handler.calls == 0
         client = ControlClient(f"127.0.0.1:{server.port}", OWN)
-        assert (await client.hello(pb.HelloRequest(), 5.0)).accepted
+        assert (await client.call(HELLO, pb.HelloRequest())).accepted
         await client.close()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 

@@ -1,6 +1,6 @@
 """A thousand requests through a ring of two peers: no process of it grows. The extended test asks three hundred.
 
-`pytest -m slow -s tests/soak` prints a line for each process; docs/how-it-works/benchmarks.md has them.
+`pytest -m slow -s tests/soak` prints a line for each process; docs/measurements/memory-over-requests.md has them.
 SOAK_REQUESTS=10000 asks more, and sees smaller leaks.
 """
 

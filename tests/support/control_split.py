@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar, copy_context
 from pathlib import Path
@@ -44,7 +44,7 @@ class Cable:
 
 def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the cable between all control clients and the network."""
-    begin, call, items = ControlClient.__init__, ControlClient._call, ControlClient._items
+    begin, call, items = ControlClient.__init__, ControlClient.call, ControlClient.stream
     ask = ProbePort.ask
 
     def new_begin(client: ControlClient, *args: Any, **options: Any) -> None:
@@ -59,7 +59,7 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
         check(client)
         return await call(client, *args)
 
-    async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async def new_items(client: ControlClient, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
         source = items(client, *args, **options)
         while True:
             check(client)
@@ -80,8 +80,8 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ProbePort, "ask", new_ask)
     monkeypatch.setattr(ControlClient, "__init__", new_begin)
-    monkeypatch.setattr(ControlClient, "_call", new_call)
-    monkeypatch.setattr(ControlClient, "_items", new_items)
+    monkeypatch.setattr(ControlClient, "call", new_call)
+    monkeypatch.setattr(ControlClient, "stream", new_items)
 
 
 @asynccontextmanager

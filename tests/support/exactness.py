@@ -1,4 +1,4 @@
-"""Two tiers of exactness (docs/how-it-works/benchmarks.md): equal bits, or the likeliest token within a margin."""
+"""Two tiers of exactness (docs/measurements/exactness.md): equal bits, or the likeliest token within a margin."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.machine.memory import MemoryReading
@@ -142,7 +143,7 @@ def a_request(request_id: str = "r", max_tokens: int = 12, prompt: tuple[int, ..
 async def tokens(node: Node, request: GenerateRequest, model: str = MODEL) -> list[int]:
     """All token ids of a request; checks that it ends exactly once and numbers its tokens without gaps."""
     events: list[TokenEvent] = []
-    async with aclosing(node.generate(model, request)) as items:
+    async with aclosing(node.requests.generate(model, request)) as items:
         async for item in items:
             if isinstance(item, TokenEvent):
                 events.append(item)
@@ -151,13 +152,13 @@ async def tokens(node: Node, request: GenerateRequest, model: str = MODEL) -> li
     return [event.token_id for event in events if event.token_id is not None]
 
 
-def instances(node: Node) -> list[dict[str, Any]]:
-    return list(node.observation.state()["view"]["instances"])
+def instances(node: Node) -> list[InstanceReport]:
+    return node.observation.state().view.instances
 
 
 async def collect(node: Node, request_id: str, max_tokens: int, into: list[int]) -> None:
     """Append the token ids of a request to `into` as they come."""
-    async with aclosing(node.generate(MODEL, a_request(request_id, max_tokens))) as items:
+    async with aclosing(node.requests.generate(MODEL, a_request(request_id, max_tokens))) as items:
         async for item in items:
             if isinstance(item, TokenEvent) and item.token_id is not None:
                 into.append(item.token_id)

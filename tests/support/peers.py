@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode, ReadyNode, stop_all
+from exo_mesh.cli.client.child_node import start_node as start_child
 from exo_mesh.errors import MeshError
-from tests.support.asked_node import AskedNode, knows, runner_processes
 from tests.support.processes import clean_environ, eventually, gone
 
 MODEL = "exo-mesh-demo"
@@ -29,23 +29,19 @@ TRACES = ("Traceback (most recent call last)", "Fatal Python error", "Segmentati
 
 
 @dataclass(frozen=True)
-class Peer(AskedNode):
+class Peer(ReadyNode):
     """One node: its process, and how to call it."""
 
     child: ChildNode
     ready: dict[str, Any]
 
     @property
-    def grpc_address(self) -> str:
-        return str(self.ready["grpc_address"])
-
-    @property
     def log(self) -> str:
-        return self.child.log_path.read_text(errors="replace")
+        return self.child.log
 
     def runners(self) -> list[psutil.Process]:
         """Runner processes of this node."""
-        return runner_processes(self.child)
+        return self.child.runners()
 
     def place(self, **wish: Any) -> dict[str, Any]:
         """POST /instance and wait until it is ready."""
@@ -96,15 +92,12 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
             children.append(start_node(root / f"peer-{index}", [*control, *own], engine=engine))
         peers = [Peer(child, child.wait_ready(START_S)) for child in children]
         for peer in (peer for peer in peers if peer.url):
-            assert eventually(partial(knows, peer, {one.id for one in peers}, MODEL), 30), peer.child.log_tail(30)
+            assert eventually(partial(peer.knows, {one.id for one in peers}, MODEL), 30), peer.child.log_tail(30)
         yield peers
         family = [process for peer in peers if peer.child.alive for process in peer.runners()]
         unharmed = [child for child in children if child.alive]
     finally:
-        for child in children:
-            child.ask_to_stop()
-        for child in children:
-            child.stop()
+        stop_all(children)
     assert eventually(lambda: gone(family), 3), "a runner outlived its node"
     unclean = [
         f"exit code {child._process.returncode}; {child.log_tail(30)}"
@@ -134,12 +127,8 @@ def bootstrap(peers: Sequence[Peer]) -> list[str]:
 
 def start_node(home: Path, flags: Sequence[str], *, engine: str = "mlx") -> ChildNode:
     """A node that hears only what its flags say. It ends when this process does."""
-    home.mkdir(parents=True, exist_ok=True)
-    always = ["--name", home.name, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", engine]
-    always += [] if "--measure-engines" in flags else ["--measure-engines", "off"]
     environ = {**clean_environ(home), "HF_HUB_CACHE": str(home / "hub")}
-    discovery = [] if "--discovery" in flags else ["--discovery", "none"]
-    return ChildNode([*always, *discovery, *flags], home / "node.log", environ)
+    return start_child(home, ["--engine", engine, *flags], environ)
 
 
 def await_all(peers: Sequence[Peer], condition: Callable[[Peer], bool], deadline_s: float = 15.0) -> None:

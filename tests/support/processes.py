@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from exo_mesh.settings.aliases import ALIASES
+from exo_mesh.cli.client.child_node import own_environ
 
 COMMAND = [sys.executable, "-m", "exo_mesh.cli.main"]
 QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none", "--engine", "dummy"]
@@ -20,9 +19,7 @@ QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none",
 
 def clean_environ(home: Path) -> dict[str, str]:
     """The environment without settings of exo-mesh, with a home and running nodes of its own, as another user has."""
-    others = {alias.variable for alias in ALIASES}
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_") and key not in others}
-    return {**environ, "EXO_MESH_HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "COLUMNS": "100"}
+    return own_environ(EXO_MESH_HOME=str(home), XDG_STATE_HOME=str(home / "state"), COLUMNS="100")
 
 
 def start(argv: list[str], home: Path) -> subprocess.Popen[str]:

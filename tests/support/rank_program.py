@@ -1,7 +1,7 @@
 """One rank: `python rank_program.py JSON`; see tests/support/ranks.py. Prints one line of JSON.
 
 spoil, on the last rank only: "noise" makes attention wrong from the third chunk on; "diverge" changes this rank's own
-result after the collectives.
+result after the collectives; "astray" reports a token more than each frame has.
 """
 
 from __future__ import annotations
@@ -100,6 +100,10 @@ def spoil(stage: Any, what: str, chunk: int) -> None:
     if what == "diverge":
         original = stage._stage.forward
         stage._stage.forward = lambda *args: original(*args) + 0.5
+        return
+    if what == "astray":
+        digest = stage._ranks.digest
+        stage._ranks.digest = lambda lines, num_tokens: digest(lines, num_tokens + 1)
         return
 
     def noisy(call: Any, module: Any, args: Any, kwargs: Any) -> Any:

@@ -75,7 +75,7 @@ def test_the_bytes_of_pieces_and_byte_tokens(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("tokenizer.json", None, "this file is missing"),
-        ("tokenizer.json", "{}", "is no tokenizer"),
+        ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
         ("tokenizer_config.json", "{", "cut short"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),

@@ -68,22 +68,22 @@ def test_the_structure_is_counted() -> None:
 @needs_mlx
 @pytest.mark.extended
 def test_architectures_checks_one_and_knows_how_many_cuts_it_has() -> None:
-    assert start("tools.architectures", "llama").startswith("llama  split  5/5 cuts")
+    assert start("tools.architectures", "mlx", "llama").startswith("llama  exact  5/5 cuts")
 
 
 @needs_mlx
 @pytest.mark.extended
 def test_the_speed_of_an_mlx_stage_stands_beside_that_of_mlx_lm(tiny: Path) -> None:
-    lines = start("tools.architectures.speed", tiny, "--steps", "1", "--rounds", "1").splitlines()
+    lines = start("tools.architectures.speed", "mlx", tiny, "--steps", "1", "--turns", "1").splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["mlx-lm generate_step", "bare loop over the model", "stage"]
+    assert lines[3].startswith("stage to mlx-lm generate_step: prompt ")
 
 
 @needs_torch
 @pytest.mark.extended
-def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
+def test_torch_families_are_checked_and_nothing_is_written_unasked() -> None:
     before = ARCHITECTURES.read_text()
-    line = start("tools.torch_architectures", "--quick", "llama")
-    assert line.startswith("| llama | all | 3 | 0 |")
+    assert start("tools.architectures", "torch", "--few", "llama").startswith("llama  exact  7/7 cuts")
     assert ARCHITECTURES.read_text() == before
 
 
@@ -91,16 +91,25 @@ def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_speed_of_a_torch_stage_stands_beside_that_of_transformers() -> None:
-    shown = start("tools.torch_architectures.speed", "float32", "1", "8", deadline_s=500.0)
-    assert "\ntransformers: " in shown and "8 sequences at once" in shown
+    few = ("--prompt", "8", "--steps", "2", "--turns", "1")
+    shown = start("tools.architectures.speed", "torch", "--dtype", "float32", *few, deadline_s=500.0)
+    assert shown.startswith("transformers ") and "stage, 8 rows" in shown
 
 
 @needs_llamacpp
 @pytest.mark.extended
-def test_llamacpp_architectures_checks_one_and_writes_nothing_unasked() -> None:
+def test_llamacpp_architectures_are_checked_and_nothing_is_written_unasked() -> None:
     before = LLAMACPP_ARCHITECTURES.read_text()
-    assert start("tools.llamacpp_architectures", "--few", "llama").split()[:2] == ["llama", "exact"]
+    assert start("tools.architectures", "llamacpp", "--few", "llama").split()[:2] == ["llama", "exact"]
     assert LLAMACPP_ARCHITECTURES.read_text() == before
+
+
+@needs_llamacpp
+@pytest.mark.extended
+def test_the_tiny_model_of_an_architecture_is_the_one_that_the_engine_ships() -> None:
+    from exo_mesh_llamacpp.canary_models import MODELS
+
+    assert json.loads(start("tools.architectures.canaries", "llama")) == json.loads(MODELS.read_text())["llama"]
 
 
 @needs_llamacpp

@@ -145,9 +145,9 @@ def test_every_token_that_ends_a_turn_is_an_end() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "tensors", "says"),
     [
-        ("../warp", {}, (), "which is no name of an architecture"),
+        ("../warp", {}, (), "which is not the name of an architecture"),
         ("lfm2", {"attention__head_count_kv": value(ARRAY, (TEXT, ["8"]))}, (), "holds texts instead of numbers"),
-        ("lfm2", {"attention__head_count_kv": value(ARRAY, (I32, [8, -1]))}, (), "is not a size"),
+        ("lfm2", {"attention__head_count_kv": value(ARRAY, (I32, [8, -1]))}, (), "must be a size, or a list of sizes"),
         ("llama", {"embedding_length": None}, (), "llama.embedding_length is null"),
         ("llama", {"block_count": value(U32, 0)}, (), "llama.block_count is 0"),
         ("llama", {"block_count": value(BOOL, True)}, (), "llama.block_count is true"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Keep, Remove, Retain, Row, Shutdown, StageReport
+from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Keep, Remove, Retain, Row, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -43,7 +43,7 @@ def frames(draw: st.DrawFn) -> Frame:
     copy = st.builds(Copy, ids, ids, ids, ids, st.integers(0, 9))
     report = st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids, ids, st.booleans())
     ends = st.builds(Remove, ids) | st.builds(Keep, ids)
-    op = st.one_of(st.builds(Insert, ids, ids), copy, ends, retain, st.just(Shutdown()))
+    op = st.one_of(st.builds(Insert, ids, ids), copy, ends, retain)
     return Frame(
         ballot=BALLOT,
         step=draw(ids),

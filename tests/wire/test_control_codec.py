@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from exo_mesh.domain import device as limits
 from exo_mesh.domain.device import Device, EngineInfo, EntryRequests, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
-from exo_mesh.domain.shard import KeptLayers, Shard
+from exo_mesh.domain.shard import MAX_KEPT, KeptLayers, Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.wire import control_codec as codec
-from exo_mesh.wire.plan_codec import kept_from_proto, kept_to_proto, plan_from_proto, plan_to_proto
+from exo_mesh.wire.plan_codec import plan_from_proto, plan_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 
@@ -61,14 +62,15 @@ def test_a_peer_keeps_what_it_says_of_its_disk_and_cannot_fill_another_with_it()
     message.on_disk[0].layers.add(start=0, stop=1, rank=2, size=2)
     message.on_disk[0].layers[1].keys.append(5)
     many = plan_pb2.KeptLayers(start=0, stop=1, tokens=1, keys=[9, 9, 3, 4, 5])
-    assert kept_from_proto([many])[0].keys == (3, 4, 9), "at most MAX_KEYS, in order, each once"
+    ordered = codec.peer_from_proto(pb.PeerInfo(id="p", on_disk=[pb.ModelOnDisk(digest="d", layers=[many])]))
+    assert ordered.on_disk[0][1][0].keys == (3, 4, 9), "at most MAX_KEYS, in order, each once"
     for number in range(100):
         one = message.on_disk.add(digest=f"{number}\n" + "x" * 99)
-        one.layers.extend([kept_to_proto(KeptLayers("e" * 99, 0, 1))] * 100)
+        one.layers.extend([plan_pb2.KeptLayers(engine="e" * 99, start=0, stop=1)] * 100)
     found = codec.peer_from_proto(message).on_disk
-    assert len(found) == codec.MAX_MODELS and found[0][1] == kept, "impossible layers are left out"
+    assert len(found) == limits.MAX_MODELS and found[0][1] == kept, "impossible layers are left out"
     assert len(found[1][0]) == 32 and "\n" not in found[1][0]
-    assert len(found[1][1]) == codec.MAX_KEPT and len(found[1][1][0].engine) == 64
+    assert len(found[1][1]) == MAX_KEPT and len(found[1][1][0].engine) == 64
 
 
 def test_a_plan_keeps_what_it_was_solved_from() -> None:
@@ -86,13 +88,13 @@ def test_a_download_keeps_its_figures(state: DownloadState) -> None:
 
 
 def test_a_peer_cannot_fill_another_with_engines() -> None:
-    details = tuple(EngineInfo(str(n), "cpu") for n in range(3 * codec.MAX_ENGINES))
-    models = tuple((str(n), tuple(map(str, range(99)))) for n in range(2 * codec.MAX_ITEMS))
+    details = tuple(EngineInfo(str(n), "cpu") for n in range(3 * limits.MAX_ENGINES))
+    models = tuple((str(n), tuple(map(str, range(99)))) for n in range(2 * limits.MAX_ITEMS))
     device = Device("cpu", "x", (), "", 1, details)
     info = PeerInfo("p", 1, "n", "1", 2, "default", (), devices=(device,), model_engines=models)
     there = codec.peer_from_proto(codec.peer_to_proto(info))
-    assert len(there.devices[0].details) == codec.MAX_ENGINES and len(there.model_engines) == codec.MAX_ITEMS
-    assert all(len(engines) == codec.MAX_ENGINES for _, engines in there.model_engines)
+    assert len(there.devices[0].details) == limits.MAX_ENGINES and len(there.model_engines) == limits.MAX_ITEMS
+    assert all(len(engines) == limits.MAX_ENGINES for _, engines in there.model_engines)
 
 
 @pytest.mark.parametrize("adopted", [NO_BALLOT, Ballot(5, "b")])
@@ -140,23 +142,23 @@ def test_telemetry_keeps_what_the_hardware_says_and_where_that_comes_from() -> N
 def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
     message = pb.Telemetry(peer_id="a")
     values = pb.DeviceValues(power_w=math.nan, temperature_c=-4.0, energy_j=math.inf, utilization=0.5)
-    values.sources.extend([pb.ValueSource(source="s" * 999, values=0xFFFF)] * 999)
+    values.sources.extend([pb.ValueSource(source="s" * 999, values=0xFFFF)] * 99)
     card = pb.AcceleratorReading(id="g" * 999, name="n" * 999, values=values)
-    message.hardware.accelerators.extend([card] * 999)
+    message.hardware.accelerators.extend([card] * 99)
     there = codec.telemetry_from_proto(message).hardware.accelerators
     assert len(there) == 32 and len(there[0].name) == 128
     assert there[0].values.describe() == {"utilization": 0.5, "sources": {"utilization": "s" * 64}}
 
 
 def test_a_peer_cannot_fill_another_with_readings() -> None:
-    many = {f"m-{n}": n for n in range(3 * codec.MAX_ITEMS)}
+    many = {f"m-{n}": n for n in range(3 * limits.MAX_ITEMS)}
     entry = EntryRequests(many, frozenset(many))
     reading = Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many, entry_requests=entry, waiting=many, slots=many)
     message = codec.telemetry_to_proto(reading)
     message.hops.extend([pb.HopReading(peer_id="p" * 1000)] * 1000)
     there = codec.telemetry_from_proto(message)
-    assert len(there.tokens) == len(there.frames) == codec.MAX_ITEMS
-    assert len(there.waiting) == len(there.slots) == codec.MAX_ITEMS
-    assert there.entry_requests is not None and len(there.entry_requests.running) == codec.MAX_ITEMS
-    assert len(there.entry_requests.awaited) == codec.MAX_ITEMS
-    assert len(there.hops) == codec.MAX_HOPS and len(there.hops[0].peer_id) == 64
+    assert len(there.tokens) == len(there.frames) == limits.MAX_ITEMS
+    assert len(there.waiting) == len(there.slots) == limits.MAX_ITEMS
+    assert there.entry_requests is not None and len(there.entry_requests.running) == limits.MAX_ITEMS
+    assert len(there.entry_requests.awaited) == limits.MAX_ITEMS
+    assert len(there.hops) == limits.MAX_HOPS and len(there.hops[0].peer_id) == 64

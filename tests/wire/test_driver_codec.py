@@ -76,13 +76,13 @@ def test_more_alternatives_than_can_be_told_are_refused() -> None:
     ids=str,
 )
 def test_sampling_that_the_sampler_cannot_do_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match="(?i)" + next(iter(wrong)).replace("_", "_?")):
         sent(GenerateRequest("r", (1,), 9, SamplingParams(**wrong)))
 
 
 @pytest.mark.parametrize("ids", [{"prompt_ids": (1, 2**31)}, {"prompt_ids": (1,), "resume_ids": (2**32 - 1,)}], ids=str)
 def test_token_ids_that_no_vocabulary_has_are_refused(ids: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="token id"):
+    with pytest.raises(ValueError, match=list(ids)[-1]):
         sent(GenerateRequest(request_id="r", max_tokens=9, **ids))
 
 

@@ -12,11 +12,16 @@ import pytest
 from google.protobuf.message import Message
 
 from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
+from exo_mesh.node.inspection.calls import DIAGNOSE
+from exo_mesh.rings.hosting.calls import COMMIT
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.gate import NAMESPACE_KEY
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES
+from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
+from tests.support.call_rows import answers_of
 from tests.wire.hostile import filled, texts_of
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Control"]
@@ -31,21 +36,12 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[Message] = []
         self.strangers: list[tuple[str, str, str]] = []
+        self.replies: dict[AnyRow, list[Message]] = {}
+        self.answers = answers_of(self._reply)
 
-    def __getattr__(self, name: str) -> Any:
-        method = next(one for one in SERVICE.methods if one.name.lower() == name.replace("_", ""))
-        replies = list(filled(getattr(pb, method.output_type.name)))
-
-        async def one(request: Message, caller_host: str = "") -> Message:
-            self.seen.append(request)
-            return replies[0]
-
-        async def several(request: Message) -> AsyncIterator[Message]:
-            self.seen.append(request)
-            for reply in replies:
-                yield reply
-
-        return several if method.server_streaming else one
+    def _reply(self, row: AnyRow, request: Message) -> list[Message]:
+        self.seen.append(request)
+        return self.replies.get(row) or list(filled(row.reply))
 
 
 class Place:
@@ -54,7 +50,7 @@ class Place:
     def __init__(self) -> None:
         self.handler: Any = Recorder()
         self.server = ControlServer(
-            self.handler,
+            self.handler.answers,
             is_peer=lambda peer_id: peer_id == PEER,
             on_stranger=lambda *who: self.handler.strangers.append(who),
         )
@@ -94,7 +90,7 @@ async def test_who_said_hello_from_another_namespace_is_noted_without_the_namesp
 ) -> None:
     client = ControlClient(place.address, None, "acme-research")
     with pytest.raises(StrangerError, match=r"^namespace [0-9a-f]{8} is not 37a8eec1$"):
-        await client.hello(pb.HelloRequest(peer=pb.PeerInfo(id="b", name="box")), 5.0)
+        await client.call(HELLO, pb.HelloRequest(peer=pb.PeerInfo(id="b", name="box")))
     await client.close()
     ((who, reason, peer_id),) = place.handler.strangers
     assert (who, peer_id) == ("box at 127.0.0.1", "b")
@@ -108,8 +104,8 @@ async def test_no_text_of_a_caller_or_of_a_reply_is_unprintable(place: Place) ->
     assert len(place.handler.seen) >= len(METHODS)
     texts = [text for message in place.handler.seen for text in texts_of(message)]
     client = ControlClient(place.address)
-    texts += texts_of(await client.hello(pb.HelloRequest(), 5.0))
-    texts += [text async for status in client.commit(pb.CommitRequest()) for text in texts_of(status)]
+    texts += texts_of(await client.call(HELLO, pb.HelloRequest()))
+    texts += [text async for status in client.stream(COMMIT, pb.CommitRequest()) for text in texts_of(status)]
     await client.close()
     assert len(texts) > 100 and all(text.isprintable() for text in texts)
 
@@ -145,11 +141,7 @@ async def test_what_is_no_protobuf_is_an_invalid_argument_and_one_line(
 
 async def test_a_reply_that_is_too_long_is_an_error(place: Place) -> None:
     client = ControlClient(place.address)
-    place.handler.diagnose = lambda request: _of(pb.DiagnoseReply(json=b"x" * 5 * MAX_BYTES))
+    place.handler.replies[DIAGNOSE] = [pb.DiagnoseReply(json=b"x" * 5 * MAX_BYTES)]
     with pytest.raises(TransportError, match="longer than"):
-        await client.diagnose(pb.DiagnoseRequest(), 5.0)
+        await client.call(DIAGNOSE, pb.DiagnoseRequest())
     await client.close()
-
-
-async def _of(reply: Message) -> Message:
-    return reply

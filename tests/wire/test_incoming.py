@@ -6,7 +6,8 @@ import pytest
 from google.protobuf.message import Message
 
 from exo_mesh.base.printable import MAX_CHARS
-from exo_mesh.wire.control_codec import MAX_ITEMS, peer_from_proto, peer_to_proto
+from exo_mesh.domain.device import MAX_ITEMS
+from exo_mesh.wire.control_codec import peer_from_proto, peer_to_proto
 from exo_mesh.wire.incoming import (
     LARGE_BYTES,
     MAX_BYTES,

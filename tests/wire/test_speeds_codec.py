@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost, ModelSpeeds
-from exo_mesh.wire.speeds_codec import MAX_ENGINES, MAX_MODELS, speeds_from_proto, speeds_to_proto
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.speed.engine_speed import MAX_ENGINES, MAX_MODELS, EngineSpeed, ForwardCost, ModelSpeeds
+from exo_mesh.wire.control_codec import peer_from_proto, peer_to_proto
+from exo_mesh.wire.proto import control_pb2 as pb
 
 COST = ForwardCost(0.0001, 0.1 / 3, 0.0025)
 SPEED = EngineSpeed(COST, replace(COST, head_s=0.0), COST, 128)
+
+
+def speeds_to_proto(speeds: ModelSpeeds) -> list[pb.ModelSpeeds]:
+    return list(peer_to_proto(PeerInfo("p", 1, "n", "1", 5, "default", (), engine_speeds=speeds)).engine_speeds)
+
+
+def speeds_from_proto(messages: list[pb.ModelSpeeds]) -> ModelSpeeds:
+    return peer_from_proto(pb.PeerInfo(id="p", engine_speeds=messages)).engine_speeds
 
 
 def test_speeds_arrive_with_all_their_digits() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,12 @@ from exo_mesh.domain.view import (
     View,
 )
 from exo_mesh.errors import PeerVersionError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION, refusal
 from exo_mesh.mesh.membership.records import Records
-from exo_mesh.models.text_cache import send
+from exo_mesh.models.text_sending import text_files
+from exo_mesh.rings.hosting.calls import COMMIT
+from exo_mesh.rings.serving.calls import CANCEL
 from exo_mesh.security.key_table import ApiKey, Role, secret_digest
 from exo_mesh.weights.card import IMAGE_FILES, LATER_TEXT_FILES, read_card
 from exo_mesh.weights.store import ModelStore
@@ -41,6 +44,7 @@ from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.driver_codec import event_from_proto
 from exo_mesh.wire.incoming import MalformedError
 from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
+from exo_mesh.wire.peer_call import StreamAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, plan_pb2
 from exo_mesh.wire.unknown_fields import FIRST_OPTIONAL, require_known
@@ -107,22 +111,21 @@ def test_a_hint_may_be_left_out() -> None:
     require_known(with_field(driver_pb2.GenerateRequest(sampling=driver_pb2.Sampling()), FIRST_OPTIONAL + 5))
 
 
-class Answering:
-    """A peer that finds every request, and that any hello may join."""
+async def hello(request: pb.HelloRequest) -> pb.HelloReply:
+    return pb.HelloReply(accepted=True)
 
-    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
-        return pb.HelloReply(accepted=True)
 
-    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
-        return pb.CancelReply(found=True)
+async def cancel(request: pb.CancelRequest) -> pb.CancelReply:
+    return pb.CancelReply(found=True)
 
-    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        yield pb.StageStatus(loading=pb.StageLoading())
+
+async def commit(request: pb.CommitRequest) -> AsyncGenerator[pb.StageStatus, None]:
+    yield pb.StageStatus(loading=pb.StageLoading())
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[ControlClient]:
-    server = ControlServer(Answering())  # type: ignore[arg-type]
+    server = ControlServer([answer(HELLO, hello), answer(CANCEL, cancel), StreamAnswer(COMMIT, commit)])
     client = ControlClient(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     yield client
     await client.close()
@@ -130,14 +133,13 @@ async def client() -> AsyncIterator[ControlClient]:
 
 
 async def test_a_peer_refuses_the_request_and_goes_on_answering_others(client: ControlClient) -> None:
-    cancel = client._stub.Cancel
     with pytest.raises(PeerVersionError, match="does not know field 90 of CancelRequest"):
-        await client._call(cancel, with_field(pb.CancelRequest(request_id="r"), 90), 5)
+        await client.call(CANCEL, with_field(pb.CancelRequest(request_id="r"), 90))
     with pytest.raises(PeerVersionError, match="does not know field 90 of CommitRequest"):
-        await anext(client.commit(with_field(pb.CommitRequest(), 90)))  # type: ignore[arg-type]
-    hello = with_field(pb.HelloRequest(peer=pb.PeerInfo(id="n")), 90)
-    assert (await client.hello(hello, 5)).accepted  # type: ignore[arg-type]
-    assert await client.cancel("r")
+        await anext(client.stream(COMMIT, with_field(pb.CommitRequest(), 90)))  # type: ignore[arg-type]
+    newer = with_field(pb.HelloRequest(peer=pb.PeerInfo(id="n")), 90)
+    assert (await client.call(HELLO, newer)).accepted  # type: ignore[arg-type]
+    assert (await client.call(CANCEL, pb.CancelRequest(request_id="r"))).found
 
 
 async def test_a_call_that_a_peer_does_not_know_is_an_error_with_a_name(client: ControlClient) -> None:
@@ -228,8 +230,8 @@ def carried(*ops: Any) -> Frame:
 
 
 def test_an_operation_of_a_newer_version_is_carried_on_as_it_came() -> None:
-    pin = UnknownOp("Pin", 7, ("prefix", [1, 2]))
-    ops = (Insert(7, 100), pin, Remove(3))
+    pin, plain = UnknownOp("Pin", 7, ("prefix", [1, 2])), UnknownOp("Pin", 7)
+    ops = (Insert(7, 100), pin, plain, Remove(3))
     once = carried(*ops)
     assert once.ops == ops and carried(*once.ops).ops == ops
 
@@ -270,8 +272,7 @@ async def test_a_peer_gets_only_the_text_files_that_it_takes(tmp_path: Path, tak
     model = write_checkpoint(tmp_path / "m", TinyModel(layers=2))
     for name in (*LATER_TEXT_FILES, *IMAGE_FILES):
         write_json(model / name, {})
-    request = pb.ReadTextFilesRequest(model="m", takes_later_text_files=takes)
-    sent = {item.name async for item in send(model, request)}
+    sent = {name async for name, _ in text_files(model, images=False, later=takes)}
     assert {"tokenizer.json", "config.json"} <= sent
     assert sent & {*LATER_TEXT_FILES, *IMAGE_FILES} == (set(LATER_TEXT_FILES) if takes else set())
 

@@ -1,1 +1,5 @@
-"""Cuts a tiny random model of every architecture of mlx-lm at every legal cut, and compares the bits with the whole."""
+"""Tries every architecture that an engine's library has: its stages must compute what the library itself computes.
+
+`check` judges one architecture, `trials` has what is computed, `table` writes the pages. An adapter per engine
+(`mlx_models`, `torch_models`, `llamacpp_models`) writes tiny random models and runs them with the library alone.
+"""

@@ -1,48 +1,48 @@
-"""`python -m tools.architectures [--write PAGE] --all | NAME …`: checks architectures, writes a table.
+"""`python -m tools.architectures ENGINE [--few] [--write] --all | NAME…`: checks architectures of an engine's library.
 
-`--all`: every architecture of the installed mlx-lm, about ten minutes of one core. Exit status 1 if one failed.
+ENGINE: mlx (mlx-lm), torch (transformers) or llamacpp. Every legal cut in two and some in three, against the library
+alone, each in another process; --few tries three splits. --write puts the rows of what was checked into the engine's
+page of docs/reference. Exit status 1 if one failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from tools.architectures.check import Outcome, check
-from tools.architectures.configs import architectures
-from tools.architectures.table import render, summary, transformers_part
-from tools.workers import check_all
+from tools.architectures.check import adapter_of, check_apart
+from tools.architectures.outcome import Outcome
+from tools.architectures.pages import PAGES
+from tools.architectures.table import summary
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.architectures", description=__doc__)
-    parser.add_argument("names", nargs="*", help="architectures (model_type)")
-    parser.add_argument("--all", action="store_true", help="all that mlx-lm has")
-    parser.add_argument("--write", type=Path, help="the page to write; with names, only their rows of it are new")
+    parser.add_argument("engine", choices=PAGES)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--all", action="store_true", help="all that the library has")
+    parser.add_argument("--few", action="store_true", help="three splits of each")
+    parser.add_argument("--write", action="store_true", help="write the rows into the page")
     parser.add_argument("--jobs", type=int, default=1)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
+    adapter = adapter_of(options.engine)
     if options.all == bool(options.names):
         parser.error("give names of architectures, or --all")
-    if options.write and options.names and not options.write.is_file():
-        parser.error("a page of some architectures only would say that there are no others")
-    outcomes = check_all(options.names or architectures(), options.jobs, _report, check, _failed)
-    print(summary([outcome.state for outcome in outcomes]))
+    if unknown := set(options.names) - set(adapter.names()):
+        parser.error(f"the library has no {', '.join(sorted(unknown))}")
+    outcomes = check_apart(
+        options.engine, options.names or adapter.names(), _report, few=options.few, jobs=options.jobs
+    )
+    print(summary(outcome.state for outcome in outcomes))
     if options.write:
-        earlier = options.write.read_text(encoding="utf-8") if options.write.is_file() else ""
-        earlier = earlier if options.names else transformers_part(earlier)
-        options.write.write_text(render(outcomes, earlier), encoding="utf-8")
+        PAGES[options.engine].write(outcomes, few=options.few)
     return int(any(outcome.state == "failed" for outcome in outcomes))
 
 
-def _failed(architecture: str, reason: str) -> Outcome:
-    return Outcome(architecture, "failed", reason)
-
-
 def _report(outcome: Outcome) -> None:
-    different = "; ".join(f"{split}: {worst:.1e}" for split, worst in outcome.different.items())
-    cuts = f"{len(outcome.legal_cuts)}/{max(outcome.layers - 1, 0)} cuts"
-    print(outcome.architecture, outcome.state, cuts, *filter(None, (outcome.reason, different)), sep="  ", flush=True)
+    cuts = f"{len(outcome.cuts)}/{max(outcome.layers - 1, 0)} cuts"
+    traits = " ".join(f"{name}={value}" for name, value in outcome.traits.items())
+    print(outcome.name, outcome.state, cuts, *filter(None, (traits, outcome.reason)), sep="  ", flush=True)
 
 
 if __name__ == "__main__":

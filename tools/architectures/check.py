@@ -1,160 +1,158 @@
-"""Checks one architecture: writes a tiny checkpoint, finds its legal cuts, and compares split and whole runs."""
+"""Judges one architecture: writes a tiny model, finds its legal cuts, and compares split rings with the library."""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
-from exo_mesh_mlx import provider
-from exo_mesh_mlx.engine import MlxStage
 
-from exo_mesh.errors import MeshError
-from tools.architectures.checkpoint import write_checkpoint
-from tools.architectures.configs import num_layers, tiny_config
-from tools.architectures.sequences import Alone, compute_alone
-from tools.architectures.splits import (
-    Split,
-    one_sequence_difference,
-    restored_difference,
-    splits_of,
-    together_difference,
-)
+from exo_mesh.errors import MeshError, ModelError
+from tools.architectures.outcome import Outcome, compare
+from tools.architectures.trials import require_information, splits_of
 from tools.stages import Stages
-
-MARGIN = 1e-4
-"""Largest difference of rows that attend together, relative to the rms of the logits, in float32."""
+from tools.workers import check_all
 
 
-@dataclass
-class Outcome:
-    """The result of one architecture. state: split, whole (cannot be cut), absent (mlx-lm cannot run it here) or
-    failed; every state but split has a reason."""
+class Adapter(Protocol):
+    """What a module `{engine}_models` has. Its functions run in a process of their own, which may crash."""
 
-    architecture: str
-    state: str = "failed"
-    reason: str = ""
-    layers: int = 0
-    legal_cuts: tuple[int, ...] = ()
-    live: tuple[str, ...] = ()
-    kv: tuple[str, ...] = ()
-    rollback: str = ""
-    batched: bool = False
-    """Whether rows of several sequences go through the model together."""
-    in_blocks: bool = False
-    """Whether they also attend together, in at least some layers."""
-    splits: int = 0
-    different: dict[str, float] = field(default_factory=dict)
-    """The largest difference of each split whose logits differ from mlx-lm's."""
+    TOLERANCE: float
+    """Largest difference of float32 logits."""
+    MOST_TRIPLES: int
+    """Splits in three, see `splits_of`."""
+    RUNS_ALL: bool
+    """Whether the engine must run every model that the library runs, and refuse every other."""
+    CRASHED: str
+    """The state of an architecture that ends the process: absent if that is how the library says no."""
+
+    def names(self) -> list[str]: ...
+    def refusal(self, name: str) -> str:
+        """Returns why the engine refuses an architecture whatever its settings are; "" if it does not."""
+
+    def variant(self, outcome: Outcome) -> str:
+        """Returns another name under which to try an architecture again; "" if this is the result."""
+
+    def verdict(self, outcome: Outcome) -> None:
+        """Has the last word on an outcome."""
+
+    def write(self, directory: Path, name: str) -> int:
+        """Writes a random model of which no two layers are alike; returns how many it has."""
+
+    def reference(self, directory: Path) -> Mapping[str, np.ndarray]:
+        """Returns the logits of each part of the trials by the library alone."""
+
+    def survey(self, directory: Path, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns the legal cuts, and why there are not more. Raises ModelError if the engine refuses the model."""
+
+    def stages(self, directory: Path, outcome: Outcome) -> Stages: ...
+    def conclude(self, directory: Path, outcome: Outcome, stages: Stages, want: Mapping[str, np.ndarray]) -> None:
+        """Notes the traits of the model, and compares what only this engine has."""
 
 
-def check(architecture: str, *, few: bool = False) -> Outcome:
-    """Checks an architecture. Never raises: an error is part of the outcome. few: only some splits."""
-    outcome = Outcome(architecture)
+def adapter_of(engine: str) -> Adapter:
+    return cast(Adapter, import_module(f"tools.architectures.{engine}_models"))
+
+
+def check_apart(
+    engine: str, names: Sequence[str], report: Callable[[Outcome], None] = lambda _: None, *, few: bool, jobs: int = 1
+) -> list[Outcome]:
+    """Checks architectures in other processes, so that a crash ends no other check. Returns them in the given order."""
+    adapter = adapter_of(engine)
+
+    def check_them(names: Sequence[str], report: Callable[[Outcome], None]) -> list[Outcome]:
+        def failed(name: str, reason: str) -> Outcome:
+            return Outcome(name, adapter.CRASHED, reason)
+
+        return check_all(names, jobs, report, partial(check, engine, few=few), failed)
+
+    def conclude(outcome: Outcome) -> None:
+        if not adapter.variant(outcome):
+            adapter.verdict(outcome)
+            report(outcome)
+
+    first = check_them(names, conclude)
+    variants = {outcome.name: name for outcome in first if (name := adapter.variant(outcome))}
+    second = dict(zip(variants, check_them([*variants.values()], lambda _: None), strict=True))
+    better = [replace(second[one.name], name=one.name) if one.name in second else one for one in first]
+    better = [one if new.state == "absent" else new for one, new in zip(first, better, strict=True)]
+    for outcome in better:
+        if outcome.name in variants:
+            adapter.verdict(outcome)
+            report(outcome)
+    return better
+
+
+def check(engine: str, name: str, *, few: bool = False) -> Outcome:
+    """Checks an architecture in this process. Never raises: an error is part of the outcome. few: only some splits."""
+    adapter, outcome = adapter_of(engine), Outcome(name)
+    if why := adapter.refusal(name):
+        outcome.state, outcome.reason = "refused", why
+        return outcome
     with tempfile.TemporaryDirectory() as directory:
         try:
-            config = tiny_config(architecture)
-            outcome.layers = num_layers(config)
-            model_dir = write_checkpoint(Path(directory), config)
-            sequences = compute_alone(model_dir)
-            _require_information(sequences)
-        except (Exception, SystemExit) as exc:  # noqa: BLE001 - model files of mlx-lm may do anything, exit included
-            outcome.state, outcome.reason = "absent", _sentence(exc)
-            if (Path(directory) / "config.json").is_file() and not _refused(Path(directory)):
-                outcome.state, outcome.reason = "failed", f"the engine does not refuse it: {outcome.reason}"
-            return outcome
-        try:
-            _check_checkpoint(model_dir, outcome, sequences, few)
-        except (Exception, SystemExit) as exc:  # noqa: BLE001
-            outcome.state, outcome.reason = "failed", _sentence(exc)
+            _check(adapter, Path(directory), outcome, few)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - code of models may do anything, exit included
+            outcome.reason = _sentence(exc, directory)
     return outcome
 
 
-def _refused(model_dir: Path) -> bool:
-    """Whether the engine refuses a model that mlx-lm cannot run, in its survey or when loading."""
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+def _check(adapter: Adapter, directory: Path, outcome: Outcome, few: bool) -> None:
+    want, why_not, refusal = None, "", ""
     try:
-        provider.survey(model_dir, {})
-        Stages(provider, model_dir, num_layers(config)).ring(())
-    except MeshError:
-        return True
-    return False
+        outcome.layers = adapter.write(directory, outcome.name)
+        want = adapter.reference(directory)
+        require_information(want)
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - as above
+        why_not = _sentence(exc, str(directory))
+    if why_not and not outcome.layers:
+        outcome.state, outcome.reason = "absent", why_not
+        return
+    try:
+        outcome.cuts, outcome.reason = adapter.survey(directory, outcome.name)
+        if why_not and adapter.RUNS_ALL:
+            adapter.stages(directory, outcome).ring(())
+    except ModelError as exc:
+        refusal = _sentence(exc, str(directory))
+    if refusal and not adapter.RUNS_ALL:
+        outcome.state, outcome.reason = "refused", refusal
+    elif why_not:
+        refuses = bool(refusal) or not adapter.RUNS_ALL
+        outcome.state = "absent" if refuses else "failed"
+        outcome.reason = why_not if refuses else f"the engine does not refuse it: {why_not}"
+    elif refusal or want is None:
+        outcome.reason = refusal
+    else:
+        _compare(adapter, directory, outcome, want, few)
 
 
-def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:
-    survey = provider.survey(model_dir, {})
-    outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
-    stages = Stages(provider, model_dir, outcome.layers, batch_attention="off")
-    splits = splits_of(survey.legal_cuts, few=few)
+def _compare(adapter: Adapter, directory: Path, outcome: Outcome, want: Mapping[str, np.ndarray], few: bool) -> None:
+    stages = adapter.stages(directory, outcome)
+    splits = splits_of(outcome.cuts, few=few, most=adapter.MOST_TRIPLES)
     try:
         for split in splits:
-            _run_split(stages, split, outcome, sequences, restored=split in (splits[0], splits[-1]))
-        _describe(stages, outcome)
+            compare(outcome, split, stages, want, adapter.TOLERANCE)
+            outcome.splits += 1
+        adapter.conclude(directory, outcome, stages, want)
     finally:
         stages.close()
-    for split in {splits[0], splits[-1]}:
-        _run_in_blocks(model_dir, split, outcome, sequences)
     if outcome.different:
-        outcome.state, outcome.reason = "failed", "other logits than the whole model"
+        outcome.state, outcome.reason = "failed", f"other logits than the library: {json.dumps(outcome.different)}"
     else:
-        outcome.state = "split" if outcome.legal_cuts else "whole"
+        outcome.state = "exact" if outcome.cuts else "whole"
 
 
-def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[Alone], *, restored: bool) -> None:
-    name = "|".join(map(str, split)) or "whole"
-    try:
-        engines = stages.ring(split)
-        differences = {
-            "": one_sequence_difference(engines, sequences[0]),
-            " together": together_difference(engines, sequences),
-            " restored": restored_difference(engines, sequences[0]) if restored else 0.0,
-        }
-    except (MeshError, RuntimeError) as exc:
-        raise RuntimeError(f"split {name}: {exc}") from exc
-    outcome.splits += 1
-    outcome.different |= {name + what: worst for what, worst in differences.items() if worst}
-
-
-def _run_in_blocks(model_dir: Path, split: Split, outcome: Outcome, sequences: list[Alone]) -> None:
-    """Compares rows that attend together with mlx-lm, within MARGIN instead of bit by bit."""
-    stages = Stages(provider, model_dir, outcome.layers)
-    try:
-        engines = stages.ring(split)
-        if not any(isinstance(engine, MlxStage) and engine.keeper.is_on for engine in engines):
-            return
-        outcome.in_blocks = True
-        logits = np.concatenate([logits[np.isfinite(logits)] for alone in sequences for logits in alone.logits])
-        worst = together_difference(engines, sequences)
-        if not worst <= MARGIN * float(np.sqrt(np.mean(np.square(logits)))):
-            outcome.different["|".join(map(str, split)) + " in blocks"] = worst
-    finally:
-        stages.close()
-
-
-def _describe(stages: Stages, outcome: Outcome) -> None:
-    """Describes KV and rollback of the whole model, and the tensors at the cut that most tensors cross."""
-    (whole,) = stages.ring(())
-    assert isinstance(whole, MlxStage)
-    outcome.kv, outcome.rollback = whole.capabilities.kv, whole.capabilities.rollback
-    outcome.batched = whole.batched
-    for stage in stages.all():
-        specs = stage.capabilities.outputs
-        crossing = tuple(f"{spec.name} {spec.dtype}{list(spec.item_shape)}" for spec in specs)
-        outcome.live = max(outcome.live, crossing, key=len)
-
-
-def _require_information(sequences: list[Alone]) -> None:
-    """Raises if the model gives equal or invalid logits, because that would hide every mistake."""
-    last = np.stack([alone.logits[-1][-1] for alone in sequences])
-    finite = last[:, np.isfinite(last).all(axis=0)]
-    if np.isnan(last).any() or finite.size == 0 or np.ptp(finite) == 0 or np.ptp(finite, axis=0).max() == 0:
-        raise RuntimeError("the tiny model's logits say nothing: not a number, or all the same")
-
-
-def _sentence(exc: BaseException) -> str:
+def _sentence(exc: BaseException, directory: str) -> str:
+    """Says what happened, without the names of temporary folders."""
     if isinstance(exc, SystemExit):
         return "its model file ends the process, as a library that it needs is not installed"
-    text = " ".join(str(exc).split()) or type(exc).__name__
+    text = " ".join(str(exc).replace(f"{directory}/", "").split()) or type(exc).__name__
+    text = re.sub(rf"{re.escape(Path(directory).name)}:? ?|(/[\w.\-]+)+/tmp\w+/?", "", text)
     return text if isinstance(exc, MeshError) else f"{type(exc).__name__}: {text}"

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import client_of, own_environ, start_node
 
 MODEL = "exo-mesh-demo"
 READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
@@ -127,12 +127,10 @@ async def run_streams(host: str, port: int, node: psutil.Process, streams: int, 
 
 def once(checkout: Path, streams: int, tokens: int, *, with_health: bool) -> Figures:
     """Starts a node, warms it up, and measures. checkout: whose code runs."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-    environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{checkout / 'engines'}"
+    environ = own_environ(PYTHONPATH=f"{checkout}{os.pathsep}{checkout / 'engines'}")
     # `python -m` searches the working directory first
     with tempfile.TemporaryDirectory() as home, contextlib.chdir(checkout):
-        flags = ["--home", home, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none"]
-        child = ChildNode([*flags, "--engine", "dummy", "--max-queued", "4096"], Path(home) / "node.log", environ)
+        child = start_node(Path(home), ["--engine", "dummy", "--max-queued", "4096"], environ)
         try:
             ready = child.wait_ready(READY_S)
             api = client_of({"tls_cert": None, **ready, "home": home})  # an older checkout does not report both

@@ -24,10 +24,10 @@ from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
-from exo_mesh.wire.channels import open_channel
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.plan_codec import ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import driver_pb2_grpc
 
 STAGES, COST_MS, VOCAB, TOKENS, ROUNDS = 4, 10, 128_000, 256, 5
 DEADLINE_S = 120.0
@@ -118,14 +118,14 @@ async def _round(runners: list[LocalRunner], streams: int, kind: str, tokens: in
     """Returns (tokens per second, share of the tokens without a lap) of this many concurrent streams."""
     saved = (await runners[-1].fresh_beat()).laps_saved
     async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-        stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
-        times = await asyncio.gather(*(_stream(stub, i, kind, tokens) for i in range(streams)))
+        generate = method_of(channel, GENERATE)
+        times = await asyncio.gather(*(_stream(generate, i, kind, tokens) for i in range(streams)))
         took_s = max(last for _, last in times) - statistics.median(first for first, _ in times)
     saved = (await runners[-1].fresh_beat()).laps_saved - saved
     return streams * tokens / took_s, saved / (streams * tokens)
 
 
-async def _stream(stub: Any, number: int, kind: str, tokens: int) -> tuple[float, float]:
+async def _stream(generate: Any, number: int, kind: str, tokens: int) -> tuple[float, float]:
     """Returns the times of the first and the last token."""
     request = pb.GenerateRequest(
         instance_id="bench",
@@ -139,7 +139,7 @@ async def _stream(stub: Any, number: int, kind: str, tokens: int) -> tuple[float
     if kind != "none":
         request.grammar.CopyFrom(pb.Grammar(kind="json_schema", text=schema(number, kind).encode()))
     received, first = 0, 0.0
-    async for message in stub.Generate(request, timeout=DEADLINE_S):
+    async for message in generate(request, timeout=DEADLINE_S):
         if message.error_code:
             raise error_from_code(message.error_code, message.error_message)
         received += len(message.events)

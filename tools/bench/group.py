@@ -36,7 +36,7 @@ ENGINE = "mlx"
 CONTEXT = 2048
 CHUNK = 512
 HOP_S = 300e-6
-"""Seconds of a hop between two machines as stages, over a good LAN (docs/how-it-works/benchmarks.md)."""
+"""Seconds of a hop between two machines as stages, over a good LAN (docs/measurements/hop.md)."""
 
 SILENCE_S = 120.0
 AT_ONCE = 4

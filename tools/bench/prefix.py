@@ -29,8 +29,8 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import InputError, error_from_code
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0
@@ -87,11 +87,11 @@ class Answered:
 
 def _write_architecture(scratch: Path, architecture: str, context: int) -> int:
     """Writes a tiny random model of an architecture of mlx-lm; returns the number of its layers."""
-    from tools.architectures import checkpoint, configs  # they need mlx
+    from tools.architectures import mlx_configs, mlx_models  # they need mlx
 
-    config = configs.tiny_config(architecture) | {"vocab_size": 300, "max_position_embeddings": context}
-    checkpoint.write_checkpoint(scratch, config)
-    return configs.num_layers(config)
+    config = mlx_configs.tiny_config(architecture) | {"vocab_size": 300, "max_position_embeddings": context}
+    mlx_models.write_checkpoint(scratch, config)
+    return mlx_configs.num_layers(config)
 
 
 class PrefixBench:
@@ -179,10 +179,10 @@ class PrefixBench:
         """Sends a prompt, and waits for so many tokens."""
         request = ring_request(f"bench-{next(self.numbers)}", prompt, tokens)
         async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-            stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+            generate = method_of(channel, GENERATE)
             await channel.channel_ready()
             events, times, began, began_at = [], [], time.perf_counter(), time.time()
-            async for message in stub.Generate(request, timeout=DEADLINE_S):
+            async for message in generate(request, timeout=DEADLINE_S):
                 if message.error_code:
                     raise error_from_code(message.error_code, message.error_message)
                 events += message.events

@@ -19,9 +19,8 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode, ReadyNode, start_node, stop_all
 from exo_mesh.errors import MeshError, PlacementError
-from tests.support.asked_node import AskedNode, knows, runner_processes
 from tools.faults.faulty import install
 from tools.faults.proxy import FaultProxy, Way, pairs
 
@@ -71,7 +70,7 @@ def wait_until(condition: Callable[[], object], deadline_s: float, what: str) ->
 
 
 @dataclass
-class Node(AskedNode):
+class Node(ReadyNode):
     """One node at its own address, over its restarts."""
 
     number: int
@@ -88,30 +87,21 @@ class Node(AskedNode):
     def start(self) -> None:
         """Starts the process; `await_ready` waits."""
         assert not self.alive
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.log_path.touch()
         if self.child is not None:
             self.child.stop()  # the old process is dead; our end of its pipe is still open
-            self._before += self.log_path.read_text(errors="replace")
-        self.child = ChildNode([*self._own_flags(), *self.flags], self.log_path, self.environ)
+            self._before += self.child.log
+        place = ["--host", self.address, "--grpc-port", str(self.grpc_port)]
+        self.child = start_node(self.home, [*place, *self.flags], self.environ, without=["--measure-engines"])
         self.stopped = False
 
     def await_ready(self) -> None:
         assert self.child is not None
         self.ready = self.child.wait_ready(START_S)
 
-    def _own_flags(self) -> list[str]:
-        place = ["--home", str(self.home), "--name", f"n{self.number}", "--host", self.address]
-        return [*place, "--grpc-port", str(self.grpc_port), "--api-port", "0"]
-
-    @property
-    def log_path(self) -> Path:
-        return self.home / "node.log"
-
     @property
     def log(self) -> str:
         """Everything that it has written, over its restarts."""
-        return self._before + self.log_path.read_text(errors="replace")
+        return self._before + ("" if self.child is None else self.child.log)
 
     _before: str = ""
     _frozen: list[int] = field(default_factory=list)
@@ -136,7 +126,7 @@ class Node(AskedNode):
 
     def runners(self) -> list[int]:
         """Returns the pids of the runner processes that this node has started and that still run."""
-        return [] if self.child is None else [process.pid for process in runner_processes(self.child)]
+        return [] if self.child is None else [process.pid for process in self.child.runners()]
 
     def metric(self, name: str) -> float:
         """Returns the sum over all labels; 0 if the metric does not exist yet."""
@@ -210,7 +200,7 @@ class FaultMesh:
         home = self.root / f"n{number}"
         known = [node.control for node in self.nodes]
         bootstrap = ["--bootstrap-peers", ",".join(known)] if known else []
-        always = ["--discovery", "none", "--namespace", f"faults-{self.mark[:8]}", "--log-level", "info"]
+        always = ["--namespace", f"faults-{self.mark[:8]}", "--log-level", "info"]
         node = Node(number, home, address, port, [*always, *engine, *bootstrap, *flags], self._environ(home, number))
         self.nodes.append(node)
         return node
@@ -305,12 +295,7 @@ class FaultMesh:
         for node in self.nodes:
             if node.stopped:
                 node.thaw()
-        for node in self.nodes:
-            if node.child is not None:
-                node.child.ask_to_stop()
-        for node in self.nodes:
-            if node.child is not None:
-                node.child.stop()
+        stop_all(node.child for node in self.nodes if node.child is not None)
         self.proxy.close()
         try:
             wait_until(lambda: not self.orphans(), 5, "no process is left")
@@ -333,7 +318,7 @@ def _descendants(pid: int) -> list[int]:
 def knows_all(node: Node, ids: set[str]) -> bool:
     """Whether the node answers, and knows exactly these peers with their models and memory."""
     try:
-        return knows(node, ids, MODEL)
+        return node.knows(ids, MODEL)
     except MeshError:
         return False
 

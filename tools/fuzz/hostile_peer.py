@@ -130,7 +130,7 @@ async def _attack(rig: Rig, settle_s: float) -> list[str]:
 async def _ask(rig: Rig, index: int, name: str) -> str:
     if not rig.nodes[index].alive:
         return "dead"
-    port = int(rig.ready[index]["api_url"].rstrip("/").rpartition(":")[2])
+    port = int(rig.nodes[index].url.rstrip("/").rpartition(":")[2])
     messages = [{"role": "user", "content": "a b a"}]
     data = json.dumps({"model": name, "messages": messages, "max_tokens": 4}).encode()
     status = await judged_post(rig, "/v1/chat/completions", data, ANSWER_S, f"{name} at node {index}", port)

@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode, own_environ, start_node
 from exo_mesh.security.secret import new_secret, write_new
 
 MIB = 2**20
@@ -50,9 +50,7 @@ class Rig:
     content target are numbered from `first`; each is drawn from the seed and its number.
     """
 
-    homes: list[Path]
     nodes: list[ChildNode]
-    ready: list[dict[str, Any]]
     secret: str
     namespace: str
     answer: str = ""
@@ -68,15 +66,15 @@ class Rig:
 
     def api_of(self, index: int) -> ApiClient:
         """Returns a client with the local token of a node, so that the node accepts changes."""
-        return ApiClient(self.ready[index]["api_url"], self.homes[index])
+        return self.nodes[index].api
 
     @property
     def api_port(self) -> int:
-        return _port(self.ready[0]["api_url"])
+        return _port(self.nodes[0].url)
 
     @property
     def control(self) -> str:
-        return f"127.0.0.1:{_port(self.ready[0]['grpc_address'])}"
+        return f"127.0.0.1:{_port(self.nodes[0].grpc_address)}"
 
     @property
     def files_port(self) -> int:
@@ -120,23 +118,19 @@ def running(
 ) -> Iterator[Rig]:
     """Starts nodes that know each other; stops them at the end. environ: further variables for the nodes."""
     secret, namespace = new_secret() if closed else "", f"fuzz-{os.getpid()}"
-    base = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy"]
-    base += ["--namespace", namespace, *flags]
+    base = ["--engine", "dummy", "--namespace", namespace, *flags]
     if closed:
         write_new(directory / "mesh.secret", secret)
         base += ["--secret-file", str(directory / "mesh.secret")]
     with ExitStack() as stack:
-        rig = Rig([], [], [], secret, namespace, directory=directory)
+        rig = Rig([], secret, namespace, directory=directory)
         for index in range(num_nodes):
-            peers = ["--bootstrap-peers", rig.ready[0]["grpc_address"]] if rig.ready else []
-            kept = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-            rig.homes.append(directory / f"n{index}")
-            own = {**kept, **environ, "EXO_MESH_HOME": str(rig.homes[-1])}
-            node = ChildNode([*base, "--name", f"n{index}", *peers], directory / f"n{index}.log", own)
+            peers = ["--bootstrap-peers", rig.nodes[0].grpc_address] if rig.nodes else []
+            node = start_node(directory / f"n{index}", [*base, *peers], own_environ(**environ), without=["--discovery"])
             stack.callback(node.stop)
             limit_memory(node.pid)
+            node.wait_ready(60)
             rig.nodes.append(node)
-            rig.ready.append(node.wait_ready(60))
         _await_all(rig)
         rig.instance()
         rig.answer = rig.ask()
@@ -145,12 +139,9 @@ def running(
 
 def start_peer(rig: Rig, models: Path, *flags: str) -> ChildNode:
     """Starts a node that joins the nodes of an open rig and has these models; the caller stops it."""
-    home = models.parent / f"{models.name}-home"
-    own = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy", "--discovery", "none"]
-    own += ["--namespace", rig.namespace, "--name", "evil", "--models-dir", str(models)]
-    own += ["--bootstrap-peers", rig.ready[0]["grpc_address"], *flags]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-    peer = ChildNode(own, models.parent / f"{models.name}.log", {**environ, "EXO_MESH_HOME": str(home)})
+    own = ["--engine", "dummy", "--namespace", rig.namespace, "--name", "evil", "--models-dir", str(models)]
+    own += ["--bootstrap-peers", rig.nodes[0].grpc_address, *flags]
+    peer = start_node(models.parent / f"{models.name}-home", own)
     limit_memory(peer.pid)
     peer.wait_ready(60)
     return peer
@@ -189,7 +180,7 @@ class Reading:
             sum(rss_of.values()),
             sum(_peak(process.pid) for process in processes),
             sum(process.num_fds() for process in processes),
-            sum(len(node.log_path.read_text(errors="replace").splitlines()) for node in rig.nodes),
+            sum(len(node.log.splitlines()) for node in rig.nodes),
             tuple(sorted(process.pid for process in processes)),
         )
 
@@ -249,7 +240,7 @@ class Prober:
     """Requests /healthz of every node all the time, with a pause of pause_s, and keeps the times."""
 
     def __init__(self, rig: Rig, pause_s: float = 1.0) -> None:
-        self._urls = [ready["api_url"] for ready in rig.ready]
+        self._urls = [node.url for node in rig.nodes]
         self._pause_s = pause_s
         self.num_asked = self.num_failed = 0
         self.took_s: list[float] = []
@@ -314,7 +305,7 @@ def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober, *, only_n
     found += [f"node {index} has ended" for index, node in enumerate(rig.nodes) if not node.alive]
     if not all(node.alive for node in rig.nodes):
         return found
-    logs = "\n".join(node.log_path.read_text(errors="replace") for node in rig.nodes)
+    logs = "\n".join(node.log for node in rig.nodes)
     if "Traceback" in logs:
         found.append(f"{logs.count('Traceback')} tracebacks in the log, the first in: {_around(logs, 'Traceback')}")
     for index in range(len(rig.nodes)):

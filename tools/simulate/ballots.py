@@ -126,7 +126,7 @@ class Schedule:
     def _left_over(self) -> list[str]:
         """Lists what must not exist after a quiet time."""
         found = []
-        if any(one.instances.is_placing for one in self.nodes if one.process.alive):
+        if any(one.instances._flights for one in self.nodes if one.process.alive):
             found.append("still placing")
         alive = [node for node in self.nodes if node.process.alive]
         if len({node.membership.view.sum for node in alive}) > 1:

@@ -19,13 +19,18 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
+from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.mesh.membership.detector import LAN
-from exo_mesh.node.control_service import ControlService
+from exo_mesh.rings.hosting import calls as hosting_calls
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.runner_exit import End
+from exo_mesh.rings.hosting.runner_starter import USUAL_LIMITS, RunnerHistory, RunnerStarter
 from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.hosting.stage_memory import StageMemory
 from exo_mesh.rings.hosting.status_board import StatusBoard
+from exo_mesh.rings.hosting.surroundings import StageSurroundings
+from exo_mesh.rings.placing import calls as instance_calls
 from exo_mesh.rings.placing.candidate_pool import CandidatePool, Here
 from exo_mesh.rings.placing.group_facts import GroupKnowledge
 from exo_mesh.rings.placing.instances import Instances
@@ -34,10 +39,12 @@ from exo_mesh.rings.placing.owned_rings import OwnedRings
 from exo_mesh.rings.placing.placer import Placer
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.recoverer import Recoverer
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.plan_codec import plan_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2, runner_pb2
@@ -236,51 +243,59 @@ class SimNode(SimPeer):
         self.ledger = ledger
         self.rng = random.Random(network.rng.random())
         self.runner_death = 0.0
+        self.running: dict[str, int] | None = None
+        """Requests of clients of this node by instance; None: unknown."""
         super().__init__(network, index, incarnation, LAN)
         self.process.context.run(self._wire)
 
     def _wire(self) -> None:
         membership, settings = self.membership, Settings(home=Path("/nowhere"), name=f"n{self.index}", min_peers=1)
-        nothing: Any = Nothing()
+        nothing, metrics = cast(Any, Nothing()), Metrics(self.network.loop.time)
         catalogue: Any = OneModel()
-        self.host = StageHost(
-            membership.own.id,
-            settings,
-            LocalModels(lambda name: CARD, lambda name: Path("/nowhere")),
-            lambda engine, architecture: "",
-            lambda: MemoryReading(30 * GB, 24 * GB),
-            Metrics(self.network.loop.time),
-            clock=self.network.loop.time,
-            make_runner=cast(Any, lambda label, start, *args, **kwargs: SimRunner(self, start)),
+        models = LocalModels(lambda name: CARD, lambda name: Path("/nowhere"))
+        clock = self.network.loop.time
+        around, free = StageSurroundings(membership), MemoryReading(30 * GB, 24 * GB)
+        history = RunnerHistory.at(settings, membership.own.id, Disk(settings.home), clock)
+        make: Any = lambda label, start, *args, **kwargs: SimRunner(self, start)  # noqa: E731
+        starter = RunnerStarter(
+            settings, models, lambda: free, None, USUAL_LIMITS, history, around.engine, make, why_no_layers=""
         )
+        memory = StageMemory(lambda: free)
+        self.host = StageHost("", around, models, lambda engine, architecture: "", memory, starter, metrics, clock)
         members = Members(self.host, membership)
         surveys: Any = AnyCut()
-        here = Here(self.host.usable_bytes, self.host.capacity_bytes, lambda card: ())
+        here = Here(self.host.usable_bytes, self.host.memory.capacity_bytes, lambda card: ())
         pool = CandidatePool(self.membership, here)
         limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, list, nothing, self.network.loop.time)
         effective = EffectiveSettings(settings)
         planner = Planner(effective, membership, surveys, nothing, pool, groups)
-        self.placer = Placer(planner, membership, members, nothing, pool, limits, groups)
+        use = RingUse(membership, members, lambda: self.running)
+        self.placer = Placer(planner, membership, members, nothing, pool, limits, groups, use)
         self.network.listens = self.ledger.listens
-        recoverer = Recoverer(membership, members, catalogue, planner, nothing, nothing, limits)
-        self.owned_rings = OwnedRings(membership, members, recoverer, limits)
+        recoverer = Recoverer(membership, members, catalogue, planner, nothing, nothing, limits, use)
+        self.owned_rings = OwnedRings(membership, members, recoverer, limits, use)
         self.instances = Instances(
             membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
-        self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 9
-        )
+
+    def answers(self) -> list[AnyAnswer]:
+        instances, unused = self.instances, self.owned_rings.unused
+        return [
+            *super().answers(),
+            *hosting_calls.answers(self.host, self.membership),
+            *instance_calls.answers(self.membership, instances.delete_own, unused.wish_idle),
+        ]
 
     def describe(self) -> PeerInfo:
         own = super().describe()
         return replace(own, devices=(replace(own.devices[0], engine="dummy"),), models=(MODEL,))
 
-    def _reading(self) -> Telemetry:
-        return replace(super()._reading(), entry_requests=self.owned_rings.use.own_report())
+    def reading(self) -> Telemetry:
+        return replace(super().reading(), entry_requests=self.owned_rings.use.own_report())
 
-    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
-        super().on_leave(peer, records)
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        super().peer_left(peer, records)
         self.owned_rings.owner_left(peer, records)
 
     async def before_refute(self) -> None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
+from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import answer
 from exo_mesh.wire.proto import control_pb2 as pb
 
 CALLS = 200
 """Default number of measured calls."""
 
 
-class _Echo:
-    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
-        return pb.ProbeReply(peer_id=request.target, incarnation=1)
+async def probe(request: pb.ProbeRequest) -> pb.ProbeReply:
+    return pb.ProbeReply(peer_id=request.target, incarnation=1)
 
 
 def loopback_bytes() -> int:
@@ -33,15 +33,14 @@ def loopback_bytes() -> int:
 
 
 async def measure(calls: int) -> None:
-    handler: Any = _Echo()
-    server = ControlServer(handler)
+    server = ControlServer([answer(PROBE, probe)])
     port = await server.start("127.0.0.1", 0)
     client = ControlClient(f"127.0.0.1:{port}")
     request = pb.ProbeRequest(from_peer="a" * 32, incarnation=1, target="b" * 32)
-    reply = await client.probe(request, 5.0)
+    reply = await client.call(PROBE, request)
     before = loopback_bytes()
     for _ in range(calls):
-        await client.probe(request, 5.0)
+        await client.call(PROBE, request)
         await asyncio.sleep(0.02)  # spaced like real calls, so that no two are sent together
     passed = loopback_bytes() - before
     per_call = passed / calls

@@ -16,9 +16,11 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership import parts
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.service import Membership
-from tools.simulate.handler import MembershipHandler
+from exo_mesh.wire.call_access import OwnCalls
+from exo_mesh.wire.peer_call import AnyAnswer
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
 
@@ -76,31 +78,39 @@ class SimPeer:
         self.membership = self.process.context.run(
             lambda: Membership(
                 info,
-                self._reading,
-                dial=lambda address: SimClient(network, self.address, address),
-                on_leave=self.on_leave,
-                before_refute=self.before_refute,
+                self,
+                lambda address: SimClient(network, self.address, address),
+                answers=self.answers,
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
             )
         )
-        self.process.handler = MembershipHandler(self.membership)
 
     def describe(self) -> PeerInfo:
         return own_info(self.index, self.incarnation)
 
-    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
+    def peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self.left.append(peer.id)
 
     async def before_refute(self) -> None: ...
 
-    def _reading(self) -> Telemetry:
+    def answers(self) -> list[AnyAnswer]:
+        return parts.answers(self.membership, OwnCalls(self.membership.own.id))
+
+    def prefixes(self) -> dict[str, bytes]:
+        return {}
+
+    def is_calm(self, instance_id: str) -> bool:
+        return False
+
+    def reading(self) -> Telemetry:
         self._sequence += 1
         return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
 
     def begin(self, seeds: Iterable[str]) -> None:
         """Starts the peer, with the discovery of a node that has these bootstrap peers."""
+        self.process.answers = {answer.row: answer for answer in self.answers()}
         self.network.start(self.process, self._begin(StaticDiscovery(list(seeds))))
 
     async def _begin(self, discovery: StaticDiscovery) -> None:

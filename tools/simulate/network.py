@@ -6,14 +6,13 @@ import asyncio
 import contextvars
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.errors import DeadlineError, MeshError, TransportError
-from exo_mesh.mesh.membership.port import PeerClient
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import paths_pb2
+from exo_mesh.mesh.membership.port import ControlPort
+from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream, Q, R
 from tools.simulate.virtual_loop import PROCESS, VirtualLoop
 
 OVERHEAD_BYTES = 160
@@ -30,12 +29,13 @@ def host_of(address: str) -> str:
 
 @dataclass(slots=True)
 class Process:
-    """One start of a node. `handler` serves control.proto, as behind a ControlServer."""
+    """One start of a node."""
 
     name: str
     address: str
     context: contextvars.Context
-    handler: Any = None
+    answers: dict[AnyRow, Any] = field(default_factory=dict)
+    """What this process answers to calls, by their rows."""
     alive: bool = True
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -116,8 +116,10 @@ class Network:
         await asyncio.sleep(self.rng.uniform(*self.delay_s))
 
 
-class SimClient(PeerClient):
-    """Calls the handler of another process through memory."""
+class SimClient(ControlPort):
+    """Calls another process through memory, by its answers."""
+
+    datagrams = None
 
     def __init__(self, network: Network, own_address: str, address: str) -> None:
         self.address = address
@@ -157,81 +159,14 @@ class SimClient(PeerClient):
     async def close_when_idle(self) -> None:
         await self._idle.wait()
 
-    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> Any:
-        return await self._call(lambda h: h.hello(request, self._own.rpartition(":")[0]), request, timeout_s)
-
-    async def probe(self, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False) -> Any:
-        return await self._call(lambda h: h.probe(request), request, timeout_s)
-
-    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> Any:
-        return await self._call(lambda h: h.indirect_probe(request), request, timeout_s)
-
-    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> Any:
-        return await self._call(lambda h: h.exchange(request), request, timeout_s)
-
-    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
-        await self._call(lambda h: h.goodbye(request), request, timeout_s)
-
-    async def reserve(self, request: pb.ReserveRequest) -> Any:
-        return await self._call(lambda h: h.reserve(request), request, 5.0)
-
-    async def link(self, request: pb.LinkRequest) -> None:
-        await self._call(lambda h: h.link(request), request, 5.0)
-
-    async def look_at_stage(self, request: pb.LookAtStageRequest) -> Any:
-        return await self._call(lambda handler: handler.look_at_stage(request), request, 1.5)
-
-    async def release(self, request: pb.ReleaseRequest) -> None:
-        await self._call(lambda h: h.release(request), request, 10.0)
-
-    async def delete_card(self, model: str) -> bool:
-        request = pb.DeleteCardRequest(model=model)
-        reply = await self._call(lambda h: h.delete_card(request), request, 5.0)
-        return bool(reply.found)
-
-    async def delete_instance(self, fence: pb.Fence, *, is_replaced: bool = False) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence, replaced=is_replaced)
-        reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
-        return bool(reply.found)
-
-    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
-        raise TransportError("idle instances are not simulated")
-
-    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
-        reply: pb.FindStreamsReply = await self._call(lambda h: h.find_streams(request), request, 1.5)
+    async def call(self, row: PeerCall[Q, R], request: Q, timeout_s: float | None = None) -> R:
+        deadline_s = row.deadline_s if timeout_s is None else timeout_s
+        caller = f"ipv4:{self._own}"
+        reply: R = await self._call(lambda process: process.answers[row].function(request, caller), request, deadline_s)
         return reply
 
-    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
-        """Not simulated: no client reads answers of others."""
-        raise TransportError("streams are not simulated")
-        yield
-
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
-        """Not simulated: no client sends requests that refer to earlier ones."""
-        raise TransportError("kept answers are not simulated")
-        yield
-
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        reply: pb.DeleteKeptReply = await self._call(lambda h: h.delete_kept(request), request, 5.0)
-        return reply.found
-
-    async def stop_node(self, node_id: str, *, restart: bool) -> None:
-        request = pb.StopNodeRequest(restart=restart, node_id=node_id)
-        await self._call(lambda handler: handler.stop_node(request), restart, 5.0)
-
-    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
-        reply: pb.WakeReply = await self._call(lambda handler: handler.wake(request), request, timeout_s)
-        return reply.num_networks
-
-    async def drain(self, node_id: str, *, on: bool) -> None:
-        await self._call(lambda h: h.drain(pb.DrainRequest(on=on, node_id=node_id)), on, 5.0)
-
-    async def read_log(self, records: int) -> bytes:
-        """Not simulated: nodes have no logs of their own."""
-        raise TransportError("logs are not simulated")
-
-    async def commit(self, request: pb.CommitRequest, *, quiet: bool = False) -> AsyncIterator[pb.StageStatus]:
-        """Streams what the member yields, until either end is gone or nothing has passed for PING_S."""
+    async def stream(self, row: PeerStream[Q, R], request: Q, *, quiet: bool = False) -> AsyncGenerator[R, None]:
+        """Streams what the peer yields, until either end is gone or nothing has passed for PING_S."""
         network = self._network
         self._reports += 1
         self._idle.clear()
@@ -245,8 +180,8 @@ class SimClient(PeerClient):
                 raise TransportError(f"{self.address} cannot be reached")
             if not process.alive:
                 raise TransportError(f"{self.address} refuses")
-            items: asyncio.Queue[pb.StageStatus | MeshError | None] = asyncio.Queue()
-            server = network.start(process, self._serve(caller, process, request, items))
+            items: asyncio.Queue[R | MeshError | None] = asyncio.Queue()
+            server = network.start(process, self._serve(caller, process, row, request, items))
             silent_s = 0.0
             while silent_s < PING_S:
                 try:
@@ -272,11 +207,13 @@ class SimClient(PeerClient):
             if not self._reports:
                 self._idle.set()
 
-    async def _serve(self, caller: Process, process: Process, request: Any, items: asyncio.Queue[Any]) -> None:
+    async def _serve(
+        self, caller: Process, process: Process, row: AnyRow, request: Any, items: asyncio.Queue[Any]
+    ) -> None:
         own = asyncio.current_task()
         watch = self._network.start(process, self._watch_caller(caller, process, own))
         try:
-            async for status in process.handler.commit(request):
+            async for status in process.answers[row].function(request):
                 await self._network.pause()
                 items.put_nowait(status)
             items.put_nowait(None)
@@ -324,7 +261,7 @@ class SimClient(PeerClient):
             if not reply.done():
                 reply.set_exception(TransportError(f"{self.address} refuses"))
         elif not reply.done():
-            task = network.start(process, method(process.handler))
+            task = network.start(process, method(process))
             task.add_done_callback(lambda task: self._answer(task, reply), context=contextvars.Context())
             reply.add_done_callback(lambda reply: task.cancel() if reply.cancelled() else None)
 
@@ -353,52 +290,4 @@ class SimClient(PeerClient):
 
     @property
     def is_idle(self) -> bool:
-        raise NotImplementedError
-
-    async def confirm(self, proof: str, timeout_s: float) -> bool:
-        raise TransportError("callers are not checked in simulations")
-
-    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
-        raise NotImplementedError
-
-    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
-        raise NotImplementedError
-
-    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
-        raise NotImplementedError
-
-    def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        raise NotImplementedError
-
-    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        raise NotImplementedError
-
-    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
-        raise NotImplementedError
-
-    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
-        raise NotImplementedError
-
-    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
-        raise NotImplementedError
-
-    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
-        raise NotImplementedError
-
-    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
-        raise NotImplementedError
-
-    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
-        raise NotImplementedError
-
-    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
-        raise NotImplementedError
-
-    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
-        raise NotImplementedError
-
-    async def pull(self, request: pb.PullRequest) -> None:
-        raise NotImplementedError
-
-    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
         raise NotImplementedError

@@ -43,8 +43,8 @@ def main(argv: list[str]) -> None:
 
 
 def _check(name: str, directory: Path, wiring: RankWiring, ranks: Any) -> dict[str, Any]:
-    from tools.architectures.checkpoint import write_checkpoint
-    from tools.architectures.configs import num_layers, tiny_config
+    from tools.architectures.mlx_configs import num_layers, tiny_config
+    from tools.architectures.mlx_models import write_checkpoint
 
     answer: dict[str, Any] = {"architecture": name}
     layers, expected, reason = 0, None, ""

@@ -73,7 +73,7 @@ def plan_gpus(
 
 
 def _free_bytes(gpu: BackendDevice, devices: tuple[BackendDevice, ...]) -> int:
-    """The free bytes of a GPU; those of the CPU for one that does not report its memory, as llama.cpp takes it."""
+    """The free bytes of a GPU; for a GPU that reports no memory: the CPU's free bytes, as llama.cpp does."""
     if gpu.total_bytes:
         return gpu.free_bytes
     return next((device.free_bytes for device in devices if device.kind == "cpu"), 0)

@@ -114,7 +114,7 @@ def regrouped(
 
 
 def _runs_of(old: SharedRuns, slots: Sequence[int]) -> SharedRuns:
-    """The runs of some slots as those of slots 0, 1, 2, …"""
+    """The runs of some slots, renumbered as slots 0, 1, 2, …"""
     runs = SharedRuns()
     for place, slot in enumerate(slots):
         other, common = _nearest(old, slots[:place], slot)
@@ -125,14 +125,15 @@ def _runs_of(old: SharedRuns, slots: Sequence[int]) -> SharedRuns:
 
 
 def _nearest(runs: SharedRuns, slots: Sequence[int], slot: int) -> tuple[int, int]:
-    """The index of the one of `slots` that has the most positions in common with `slot`, and how many."""
+    """The index in `slots` of the slot that shares most positions with `slot`, and how many it shares."""
     common = [runs.common(other, slot) for other in slots]
     best = max(range(len(common)), key=common.__getitem__, default=0)
     return best, common[best] if common else 0
 
 
 def _carry(old: CellGroup, new: CellGroup, before: Sequence[int], slot: int) -> None:
-    """Bring what is computed of a sequence into another group, sharing what it shares with one that is there."""
+    """Move a sequence's computed KV into another group, and share cells with the sequence there that begins most
+    alike."""
     place, spare = len(before), SLOTS - 1
     length = old.context.length(slot)  # positions that are reserved but not computed have no state
     other, common = _nearest(old.runs, before, slot)

@@ -16,7 +16,7 @@ class _Run:
 
 
 class SharedRuns:
-    """The positions of each slot as a list of runs. used: positions that are held, those of several slots once."""
+    """The positions of each slot as a list of runs. used: held positions; a position of several slots counts once."""
 
     def __init__(self) -> None:
         self.used = 0

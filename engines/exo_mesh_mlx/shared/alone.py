@@ -1,4 +1,4 @@
-"""Gives the one sequence that computes alone all its positions in arrays of its own, as if it shared none."""
+"""Gives a sequence that computes alone arrays of its own for all its positions, as if it shared none."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ class MlxKvPart:
             self._starts[part.length] = part
 
     def __del__(self) -> None:
-        """Leave the memory to the longest of the shorter parts that are still held, which copies what it needs: an
-        array that refers to a piece of another one keeps all of that one in memory."""
+        """Leave the memory to the longest of the shorter parts that are still held, which copies its positions: an
+        array that refers to a piece of another array keeps all of that array in memory."""
         held = sorted(self._starts.values(), key=lambda part: part.length)
         if held:
             longest = held.pop()

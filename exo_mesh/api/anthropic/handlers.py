@@ -59,7 +59,7 @@ class AnthropicRoutes:
     async def _wanted(self, request: web.Request) -> WantedAnswer:
         body = await read_as(request, self._context.options.body_silence_s, decode_messages_body)
         hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
-        kept, caller = self._context.service.kept_answers, request[CALLER]
+        kept, caller = self._context.services.requests.kept_answers, request[CALLER]
         holds = is_held(body, kept)
         whole, num_held = await with_thread(body, kept, caller.limited_to)
         asked = await run_apart(request, partial(neutral_message, whole, num_held))
@@ -86,11 +86,11 @@ class AnthropicRoutes:
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: the tokens of the prompt that the same messages would make."""
         body = await read_as(request, self._context.options.body_silence_s, decode_count_body)
-        kept = self._context.service.kept_answers
+        kept = self._context.services.requests.kept_answers
         whole, num_held = await with_thread(body, kept, request[CALLER].limited_to)
         conversation = await run_apart(request, partial(neutral_conversation, whole, num_held))
         model, text = await self._prompts.model(request, body.model)
-        limit = await self._context.service.context_limit(model)
+        limit = await self._context.services.instances.context_limit(model)
         prompt = await self._prompts.prompt(conversation, text, FieldNames())
         return json_response(TokenCount(len(await self._prompts.encode(text, prompt, limit, "messages"))))
 

@@ -132,7 +132,7 @@ def _decoded(blocks: Blocks, allowed: tuple[str, ...], where: str) -> list[tuple
 
 
 def _text_of(block: Block, where: str) -> str:
-    """The text of a block; that of a document or search result begins with its title."""
+    """The text of a block; a document or search result begins with its title."""
     match block:
         case TextBlock(text=text):
             return text

@@ -44,8 +44,8 @@ class ThinkingTokens(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
-    """Token counts. input_tokens: of the prompt, without those that came from the prefix cache
-    (cache_read_input_tokens). Keeping tokens costs nothing, so none are counted as cache_creation_input_tokens."""
+    """Token counts. input_tokens: of the prompt, without the tokens from the prefix cache (cache_read_input_tokens).
+    Keeping tokens costs nothing, so none are counted as cache_creation_input_tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

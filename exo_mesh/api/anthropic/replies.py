@@ -67,7 +67,7 @@ class MessageReply(Reply):
         self._hides_thinking = hides_thinking
         self._keep = keep
         self._content: list[ContentObject] = []
-        """The blocks so far, of a whole message or of one that is kept."""
+        """The blocks so far, of a whole message or of a kept one."""
         self._arguments: dict[int, str] = {}
         self._open: ContentObject | None = None
         """The block that is being written."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.anthropic.lenient import COUNTING, IN_MESSAGES, NEUTRAL
-from exo_mesh.api.core.cache_rules import CacheRule
+from exo_mesh.api.core.keeping import CacheRule
 from exo_mesh.api.decoding import decode_body
 
 Blocks = list[dict[str, Any]]

@@ -13,6 +13,8 @@ import msgspec
 from exo_mesh.api.access import Caller
 from exo_mesh.api.anthropic.objects import ContentObject
 from exo_mesh.api.anthropic.schema import Blocks, ContinuedThread, CountTokensBody, CreatedThread, MessageBody
+from exo_mesh.api.bodies.values import ValueBudget
+from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, decode_bounded
 from exo_mesh.errors import InputError, UnknownAnswerError
 from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptService
 
@@ -79,12 +81,14 @@ async def with_thread(body: B, kept: KeptService, key_id: str | None) -> tuple[B
 
 
 async def _turns(message_id: str, kept: KeptService, key_id: str | None) -> list[HeldTurn]:
-    """The requests of a thread up to the one with this reply, oldest first."""
+    """The requests of a thread up to the request with this reply, oldest first."""
     try:
         if not message_id.startswith(PREFIX):
             raise UnknownAnswerError(kept.missing(message_id))
-        answers = await kept.chain(key_id, message_id)
-        return [msgspec.json.decode(answer.data, type=HeldTurn) for answer in reversed(answers)]
+        answers, budget = await kept.chain(key_id, message_id), ValueBudget(MAX_KEPT_VALUES)
+        for answer in answers:
+            budget.take(answer.data, _FIELD)
+        return [decode_bounded(answer.data, HeldTurn, MAX_KEPT_VALUES) for answer in reversed(answers)]
     except UnknownAnswerError as exc:
         details = {"error_code": "thread_not_found"}
         message = f"{exc}; send all messages and create a new thread"
@@ -94,7 +98,7 @@ async def _turns(message_id: str, kept: KeptService, key_id: str | None) -> list
 
 
 def held_answer(body: CountTokensBody, caller: Caller, message_id: str, reply: list[ContentObject]) -> KeptAnswer:
-    """What is kept of a request and its reply. body: as the client sent it."""
+    """The stored form of a request and its reply. body: as the client sent it."""
     thread = body.thread
     previous = thread.previous_message_id if isinstance(thread, ContinuedThread) else ""
     data: dict[str, Any] = {"messages": body.messages, "reply": reply}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from exo_mesh.api.anthropic.blocks import decode_tool
 from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
-from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
 from exo_mesh.api.core.conversation import without_empty_ending
+from exo_mesh.api.core.keeping import cache_wish
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,

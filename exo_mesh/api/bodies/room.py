@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from exo_mesh.base.tasks import Turns
 from exo_mesh.errors import BodiesWaitError
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ LARGE_BYTES = 1 << 20
 """A body above this weight is large: only one is worked on at a time."""
 
 VALUE_BYTES = 100
-"""Weight of a value: what it takes when it is decoded, on average."""
+"""Weight of a value: its average size once it is decoded."""
 
 WAIT_S = 30.0
 """How long a request waits for room."""
@@ -31,7 +32,7 @@ WAIT_S = 30.0
 RETRY_S = 5.0
 
 MOST_WAITING, MOST_WAITING_OF_ONE = 32, 16
-"""Most requests that wait for one room, and of one client. Each has up to 300 kB of its body in buffers."""
+"""Most requests that wait for one room, and of one client. Each has up to 64 KiB of its body in buffers."""
 
 HOLD_LIMIT_S = 60.0
 """After this long a request gives its room back although its prompt is not ready: it waits for something else then,
@@ -57,11 +58,6 @@ class Room:
         self._taken: Counter[str] = Counter()
         self._waiting: list[_Waiter] = []
         self._last = ""
-
-    @property
-    def num_taken(self) -> int:
-        """Bytes that are taken now."""
-        return self._taken.total()
 
     async def take(self, amount: int, client: str) -> None:
         """Take bytes, or wait for them. Raises BodiesWaitError if too many wait already, or after `wait_s`."""
@@ -116,12 +112,17 @@ class Room:
 
 
 class BodyRooms:
-    """The rooms of one API, and the thread in which large bodies are decoded. Close it at the end."""
+    """The rooms of one API, and the thread in which large bodies are decoded. Close it at the end.
+
+    The largest body and one of half its size have room at a time. reading, discarding: give each chunk of a body that
+    takes room, or that is discarded, its turn, one in each round of the event loop; a chunk has at most 64 KiB.
+    """
 
     def __init__(self, max_body_bytes: int, wait_s: float = WAIT_S) -> None:
-        self.arriving = Room(2 * max_body_bytes, max_body_bytes, "the body of this request", wait_s)
+        self.arriving = Room(max_body_bytes * 3 // 2, max_body_bytes, "the body of this request", wait_s)
         self.middling = Room(16 * LARGE_BYTES, 8 * LARGE_BYTES, "this request", wait_s)
         self.large = Room(1, 1, "another large request, one at a time", wait_s)
+        self.reading, self.discarding = Turns(1), Turns(1)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="exo-mesh-body")
 
     async def work(self, job: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Runs a prepared request: turns the token events of the service into neutral events, for each of its choices."""
+"""Runs a prepared request: turns the token events of the mesh into neutral events, for each of its choices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Generator(Protocol):
     """The source of a request's events: the mesh, or the peer where the request already runs."""
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        """See MeshService.generate."""
+        """See RequestService.generate."""
 
 
 class ChoiceReader:
@@ -112,7 +112,7 @@ class Answer:
     Call `wait`, then take the `steps`, until `finished`.
     """
 
-    def __init__(self, service: Generator, prepared: PreparedRequest, watchdog: Watchdog) -> None:
+    def __init__(self, requests: Generator, prepared: PreparedRequest, watchdog: Watchdog) -> None:
         self.prepared = prepared
         self.progress: Progress | None = None
         """The last progress report of the mesh; None once a token has arrived after it."""
@@ -120,7 +120,7 @@ class Answer:
         self.choices = [ChoiceReader(prepared) for _ in prepared.choices]
         self._num_running = len(self.choices)
         self._items: deque[tuple[int, TokenEvent]] = deque()
-        sources = [service.generate(prepared.model, choice.request) for choice in prepared.choices]
+        sources = [requests.generate(prepared.model, choice.request) for choice in prepared.choices]
         self._feed: Feed[RequestEvent] = Feed(sources, watchdog)
         self._began = self._first = self._last = monotonic()
 

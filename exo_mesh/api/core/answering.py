@@ -37,7 +37,7 @@ from exo_mesh.security.api_keys import Role
 
 @dataclass(slots=True)
 class WantedAnswer:
-    """A request of a dialect, and how its reply is made. What is large is dropped once the prompt is ready.
+    """A request of a dialect, and how its reply is made. Large fields are dropped once the prompt is ready.
 
     identity: returns the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of
     them.
@@ -81,7 +81,9 @@ class Answering:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._services = context.services
+        self._models = context.services.models
+        self._requests = context.services.requests
 
     async def answer(
         self, request: web.Request, wanted: WantedAnswer, watch: AnswerWatch | None = None
@@ -100,8 +102,8 @@ class Answering:
         secret = self._secret(request, wanted, key)
         if wanted.is_id_secret and secret:
             prepared = replace(prepared, id=with_secret(prepared.id, secret))
-        with self._service.streams.open(self._card(request, wanted.recipe(prepared, created), secret)):
-            async with Answer(self._service, prepared, self._context.watchdog) as answer:
+        with self._requests.streams.open(self._card(request, wanted.recipe(prepared, created), secret)):
+            async with Answer(self._requests, prepared, self._context.watchdog) as answer:
                 reply = wanted.reply(answer, created)
                 if wanted.is_streamed:
                     received = key.received if key is not None and can_resume else None
@@ -123,11 +125,11 @@ class Answering:
     ) -> PreparedRequest:
         defaults = self._context.options.defaults()
         asked = with_defaults(wanted.asked, defaults, is_unlimited=wanted.is_unlimited)
-        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
+        asked = replace(asked, model=await model_of_request(request, self._models, asked.model, defaults.model))
         asker = self._asker(request, request_id, asked.priority, key, is_traced=watch is not None)
         if watch is not None:
             watch.asked()
-        prepared = await prepare(asked, asker, self._service, self._context.texts, prompt_options(defaults))
+        prepared = await prepare(asked, asker, self._services, self._context.texts, prompt_options(defaults))
         if watch is not None:
             watch.prepared(prepared)
         return prepared

@@ -113,7 +113,7 @@ class ChildProcesses:
                 self._give_back(process)
 
     async def _take(self, subject: str) -> RendererProcess:
-        """A process that had this subject last, else the one that was used last, else a new one."""
+        """A process that had this subject last, else the process that was used last, else a new one."""
         while self._idle:
             same = (one for one in self._idle if self._last[one] == subject)
             process = next(same, [*self._idle][-1])

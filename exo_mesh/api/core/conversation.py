@@ -339,7 +339,7 @@ def _call(call: ToolCall, traits: TemplateTraits, guard: TextGuard, ids: Mapping
 
 
 def _nine_letter_ids(turns: Sequence[Turn]) -> dict[str, str]:
-    """For each id of a call, one that every template takes."""
+    """For each id of a call, an id that every template takes."""
     given = [id_ for turn in turns for id_ in (*(call.id for call in turn.tool_calls), turn.tool_call_id) if id_]
     return {id_: numbered_id(index) for index, id_ in enumerate(dict.fromkeys(given))}
 

@@ -28,7 +28,7 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBud
 from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.service import Services
 from exo_mesh.rings.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
@@ -104,21 +104,21 @@ class _Encoded:
 async def prepare(
     asked: NeutralRequest,
     asker: Asker,
-    service: MeshService,
+    services: Services,
     texts: TextModels,
     options: PromptOptions,
 ) -> PreparedRequest:
-    """Prepare a request. Raises InputError, UnknownModelError, ContextLengthError, or an error of the service."""
-    name = choose_model(asked.model, service.models())
-    entry = await find_model(service, name, may_download=asker.may_download)
+    """Prepare a request. Raises InputError, UnknownModelError, ContextLengthError, or an error of the services."""
+    name = choose_model(asked.model, services.models.all())
+    entry = await find_model(services.models, name, may_download=asker.may_download)
     if unable := why_not(entry.name, entry.tasks, GENERATION):
         raise InputError(unable, param="model")
-    text = await texts.of(service, entry)
+    text = await texts.of(services.models, entry)
     if entry.served is not None:
-        return _prepare_served(asked, asker, entry, text, await service.context_limit(entry.name))
+        return _prepare_served(asked, asker, entry, text, await services.instances.context_limit(entry.name))
     _check_ids(list(asked.sampling.logit_bias), text, "logit_bias")
     _check_ids(asked.stop_ids, text, asked.names.stop_ids)
-    limit = await service.context_limit(entry.name)
+    limit = await services.instances.context_limit(entry.name)
     if isinstance(asked.subject, Prompts):
         if asked.grammar is not None:
             await texts.check_grammar(asked.grammar, asked.names.grammar)

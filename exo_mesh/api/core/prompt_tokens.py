@@ -25,18 +25,18 @@ class PromptTokens:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
         self._texts = context.texts
 
     async def model(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
         """(name, text model) of the model that a body names, or else of the model that a chat would use. Raises
         InputError for a model of a model server."""
-        name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
-        chosen = choose_model(name, self._service.models())
-        entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
+        name = await model_of_request(request, self._models, name, self._context.options.defaults().model)
+        chosen = choose_model(name, self._models.all())
+        entry = await find_model(self._models, chosen, may_download=request[CALLER].may_download)
         if entry.served is not None:
             raise InputError(f"the tokenizer of {entry.name} is in its model server, not in the mesh", param="model")
-        return entry.name, await self._texts.of(self._service, entry)
+        return entry.name, await self._texts.of(self._models, entry)
 
     async def prompt(self, conversation: Conversation, text: TextModel, names: FieldNames) -> ChatPrompt:
         """The prompt of a conversation, with a mark for every token of an image."""

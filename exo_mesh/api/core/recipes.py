@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from exo_mesh.api.core.preparing import PreparedChoice, PreparedRequest
+from exo_mesh.domain.bounded_json import MAX_VALUES, decode_bounded
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import TransportError
 from exo_mesh.text.output.formats import PLAIN
@@ -111,7 +112,7 @@ def recipe_of(dialect: DialectName, prepared: PreparedRequest, created: int) -> 
 def read_recipe(data: bytes) -> StreamRecipe:
     """Decode a recipe. Raises TransportError if a peer of another version wrote it."""
     try:
-        return msgspec.json.decode(data, type=StreamRecipe)
+        return decode_bounded(data, StreamRecipe, 5 * MAX_VALUES)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise TransportError("a peer of another exo-mesh version runs this answer; read it from that peer") from exc
 

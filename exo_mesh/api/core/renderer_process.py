@@ -19,6 +19,7 @@ from exo_mesh.text.template_wire import (
     LENGTH,
     MAX_ANSWER_BYTES,
     Answer,
+    Framed,
     RendererReady,
     TemplateRefused,
     TokenizerPart,
@@ -33,6 +34,9 @@ EXIT_LIMIT_S = 1.0
 
 MAX_PARTS = 1 << 10
 """Most parts of an answer: 67 million tokens, more than any prompt has."""
+
+PIPE_BYTES = 1 << 16
+"""Bytes that are written at a time; a pipe of Linux holds as many."""
 
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """For libraries: the process may start no other thread."""
@@ -108,11 +112,11 @@ class RendererProcess:
                 return int(self._measured.memory_info().rss)
         return 0
 
-    async def ask(self, question: bytes, limit_s: float) -> Answer:
+    async def ask(self, question: Framed, limit_s: float) -> Answer:
         """Send a framed question and wait for the answer. Raises as `ask_in_parts`."""
         return (await self.ask_in_parts([question], limit_s))[0]
 
-    async def ask_in_parts(self, questions: Iterable[bytes], limit_s: float) -> list[Answer]:
+    async def ask_in_parts(self, questions: Iterable[Framed], limit_s: float) -> list[Answer]:
         """Send the framed parts of a question and wait for all parts of its answer. Raises RendererLostError, and
         NotReadyError if the process is stopped by a signal, which is no fault of the template."""
         assert self._process.stdin is not None
@@ -122,8 +126,10 @@ class RendererProcess:
         try:
             async with asyncio.timeout(limit_s):
                 for question in questions:
-                    self._process.stdin.write(question)
-                    await self._process.stdin.drain()
+                    with memoryview(question) as whole:
+                        for start in range(0, len(whole), PIPE_BYTES):  # asyncio copies what the pipe does not take
+                            self._process.stdin.write(whole[start : start + PIPE_BYTES])
+                            await self._process.stdin.drain()
                 answers = [await self._read()]
                 while isinstance(part := answers[-1], TokenizerPart) and not part.is_last:
                     if len(answers) >= MAX_PARTS:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from exo_mesh.api.core.cache_rules import ANYBODY, CacheWish
+from exo_mesh.api.core.keeping import ANYBODY, CacheWish
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.text.output.tools import Tool
 

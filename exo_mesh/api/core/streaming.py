@@ -64,7 +64,7 @@ async def _first_token(answer: Answer, keep_alive_s: float, head_hold_s: float) 
 
 
 def _frames(answer: Answer, reply: Reply, received: int | None) -> list[bytes]:
-    """The events for all tokens that have arrived, without those that the client already has."""
+    """The events for all arrived tokens that the client does not have yet."""
     frames: list[bytes] = []
     for step in answer.steps():
         chunks = reply.chunks(step)

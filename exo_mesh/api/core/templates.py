@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
@@ -20,6 +22,8 @@ from exo_mesh.text.template_wire import (
     Answer,
     CheckGrammar,
     CompileTemplate,
+    Framed,
+    Question,
     RenderTemplate,
     TemplateCompiled,
     TemplateRefused,
@@ -36,7 +40,28 @@ KILL_GRACE_S = 1.0
 MEMORY = ChildMemory(growth_bytes=512 << 20, kept_bytes=128 << 20)
 """The longest prompt needs a quarter of this growth."""
 
+LARGE_QUESTION = 1 << 18
+"""Characters or bytes from which on a question is encoded in a thread: 16 MB take 40 ms."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _FramedQuestion:
+    """A question as it is sent, and the key of its failure."""
+
+    framed: Framed
+    key: bytes
+
+
+async def _asked(question: Question, size: int = 0) -> _FramedQuestion:
+    """Encode a question. size: about how large it is. Raises UnicodeEncodeError for a lone surrogate."""
+
+    def encode() -> _FramedQuestion:
+        framed = frame(question)
+        return _FramedQuestion(framed, hashlib.blake2b(framed, digest_size=16).digest())
+
+    return await asyncio.to_thread(encode) if size > LARGE_QUESTION else encode()
 
 
 class TemplateRenderer:
@@ -70,9 +95,10 @@ class TemplateRenderer:
     async def try_out(self, template: ChatTemplate, variables: Mapping[str, Any]) -> ChatTemplate:
         """Find what a template can do; returns it with its traits. variables: the special tokens of the model. A
         template that cannot be tried keeps the default traits. Raises NotReadyError and DeadlineError, as `compile`."""
-        question = frame(TryTemplate(template.digest, dict(variables), self._limit_s))
         try:
-            answer = await self._answer(template, question)
+            answer = await self._answer(
+                template, await _asked(TryTemplate(template.digest, dict(variables), self._limit_s))
+            )
         except InputError as exc:
             _log.warning("%s: the chat template cannot be tried: %s", template.where, exc)
             return template
@@ -101,13 +127,13 @@ class TemplateRenderer:
             self._limit_s,
         )
         try:
-            framed = frame(question)
+            asked = await _asked(question, sum(len(message.get("content") or "") for message in messages))
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
-        self._failures.recall(framed)
-        answer = await self._answer(template, framed)
+        self._failures.recall(asked.key)
+        answer = await self._answer(template, asked)
         if isinstance(answer, TemplateRefused):
-            raise self._noted(framed, answer.message, answer.param)
+            raise self._noted(asked, answer.message, answer.param)
         assert isinstance(answer, TemplateRendered)
         return answer.text
 
@@ -117,21 +143,21 @@ class TemplateRenderer:
         Only one grammar is checked at a time, so a hostile one occupies one process for at most the time limit.
         """
         check_size(spec, param)
-        question = frame(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
-        self._failures.recall(question)
+        asked = await _asked(CheckGrammar(spec.kind, spec.text, param, self._limit_s), len(spec.text))
+        self._failures.recall(asked.key)
         async with self._children.lend("grammar") as process:
-            self._failures.recall(question)  # the same grammar may have failed while this one waited
+            self._failures.recall(asked.key)  # the same grammar may have failed while this one waited
             try:
-                answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
+                answer = await process.ask(asked.framed, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
-                raise self._noted(question, f"the grammar {exc}", param) from exc
+                raise self._noted(asked, f"the grammar {exc}", param) from exc
         if isinstance(answer, TemplateRefused):
-            raise self._noted(question, answer.message, answer.param)
+            raise self._noted(asked, answer.message, answer.param)
 
-    def _noted(self, question: bytes, message: str, param: str | None) -> InputError:
+    def _noted(self, asked: _FramedQuestion, message: str, param: str | None) -> InputError:
         """The error of a question, which is remembered for a minute."""
         error = InputError(message, param=param)
-        self._failures.note(question, error)
+        self._failures.note(asked.key, error)
         return error
 
     async def decode_image(self, data: bytes, recipe: ImageRecipe, where: str) -> ImageDecoded:
@@ -143,13 +169,13 @@ class TemplateRenderer:
         if len(data) > MAX_SOURCE_BYTES:
             text = f"{where} has {len(data)} bytes; at most {MAX_SOURCE_BYTES} are allowed for one image"
             raise InputError(text, param=where)
-        question = frame(DecodeImage(data, recipe, where, self._limit_s))
-        self._failures.recall(question)
+        asked = await _asked(DecodeImage(data, recipe, where, self._limit_s), len(data))
+        self._failures.recall(asked.key)
         async with self._children.lend("image") as process:
             try:
-                answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
+                answer = await process.ask(asked.framed, self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
-                raise self._noted(question, f"{where}: the image {exc}", where) from exc
+                raise self._noted(asked, f"{where}: the image {exc}", where) from exc
         if isinstance(answer, TemplateRefused):
             raise InputError(answer.message, param=answer.param)
         assert isinstance(answer, ImageDecoded)
@@ -175,21 +201,21 @@ class TemplateRenderer:
         assert isinstance(answer, TemplateCompiled)
         return frozenset(answer.variables)
 
-    async def _answer(self, template: ChatTemplate, question: bytes) -> Answer:
+    async def _answer(self, template: ChatTemplate, asked: _FramedQuestion) -> Answer:
         """The answer to a question about a template, which is compiled first if the process does not have it. Raises
         InputError if the process is lost."""
         async with self._children.lend(template.digest) as process:
-            self._failures.recall(question)  # the same question may have failed while this one waited
+            self._failures.recall(asked.key)  # the same question may have failed while this one waited
             try:
-                answer = await self._ask(process, question, template)
+                answer = await self._ask(process, asked.framed, template)
                 if isinstance(answer, TemplateUnknown):
                     await self._compile(process, template)
-                    answer = await self._ask(process, question, template)
+                    answer = await self._ask(process, asked.framed, template)
             except RendererLostError as exc:
-                raise self._noted(question, f"the model's chat template {exc}", "messages") from exc
+                raise self._noted(asked, f"the model's chat template {exc}", "messages") from exc
         return answer
 
-    async def _ask(self, process: RendererProcess, question: bytes, template: ChatTemplate) -> Answer:
+    async def _ask(self, process: RendererProcess, question: Framed, template: ChatTemplate) -> Answer:
         try:
             return await process.ask(question, self._limit_s + KILL_GRACE_S)
         except RendererLostError as exc:

@@ -19,7 +19,7 @@ from exo_mesh.base.tasks import SharedCalls, TaskOwner
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.model_desk import ModelService
 from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -73,14 +73,14 @@ class TextModels:
             self._opening[version] = self._tasks.start(self._read(version), f"read the text files of {directory.name}")
         return await asyncio.shield(self._opening[version])
 
-    async def of(self, service: MeshService, entry: ModelEntry) -> TextModel:
-        """The text model of a model of the mesh. For one that only a model server has, an empty one. Raises ModelError
-        and the errors of MeshService.text_files."""
+    async def of(self, models: ModelService, entry: ModelEntry) -> TextModel:
+        """The text model of a model of the mesh. Empty for a model that only a model server has. Raises ModelError and
+        the errors of ModelService.text_files."""
         if entry.served is not None:
             return TextModel.without_vocabulary(entry.name)
-        text = await self.get(await service.text_files(entry.name))
+        text = await self.get(await models.text_files(entry.name))
         if text.template is not None:
-            service.note_template(entry.name, text.template)
+            models.note_template(entry.name, text.template)
         return text
 
     async def render(
@@ -92,7 +92,7 @@ class TextModels:
         variables: Mapping[str, Any],
         **options: bool,
     ) -> str:
-        """Render the prompt of a conversation with one of the model's templates. options: those of
+        """Render the prompt of a conversation with one of the model's templates. options: as in
         TemplateRenderer.render. Raises InputError."""
         names = {**text.special_tokens, **variables}
         return await self._templates.render(template, messages, variables=names, **options)

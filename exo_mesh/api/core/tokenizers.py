@@ -24,6 +24,7 @@ from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template_wire import (
     Answer,
+    Framed,
     GivenText,
     OpenTokenizer,
     TemplateUnknown,
@@ -150,7 +151,7 @@ class FarTokenizers:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)") from exc
 
 
-def _framed(question: UseTokenizer, text: str) -> Iterator[bytes]:
+def _framed(question: UseTokenizer, text: str) -> Iterator[Framed]:
     """The messages of a question, made one by one. Raises UnicodeEncodeError for a lone surrogate."""
     for start in range(0, len(text), PART_CHARACTERS):
         yield frame(GivenText(text[start : start + PART_CHARACTERS]))

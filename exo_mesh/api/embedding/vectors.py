@@ -63,23 +63,25 @@ class Vectors:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
+        self._requests = context.services.requests
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
         self._num_calls = 0
 
     async def model(self, request: web.Request, name: str | None, task: str) -> EmbeddingModel:
-        """Find the model of a call. Raises InputError if it cannot do the task, and the errors of MeshService."""
-        name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
-        chosen = choose_model(name, self._service.models())
-        entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
+        """Find the model of a call. Raises InputError if it cannot do the task, and the errors of ModelService."""
+        name = await model_of_request(request, self._models, name, self._context.options.defaults().model)
+        chosen = choose_model(name, self._models.all())
+        entry = await find_model(self._models, chosen, may_download=request[CALLER].may_download)
         if unable := why_not(entry.name, entry.tasks, task):
             raise InputError(unable, param="model")
         if entry.served is not None:
             raise InputError(f"{entry.name} is in a model server, whose vectors exo-mesh cannot get", param="model")
-        directory = await self._service.text_files(entry.name)
+        directory = await self._models.text_files(entry.name)
         text = await self._context.texts.get(directory)
         settings = await self._context.texts.work(partial(read_embedding_settings, directory))
-        limit = await self._service.context_limit(entry.name)
+        limit = await self._instances.context_limit(entry.name)
         return EmbeddingModel(entry.name, text, settings, min(limit, settings.max_tokens or limit))
 
     async def encode(
@@ -130,7 +132,7 @@ class Vectors:
         keep_alive_s: float | None = None,
     ) -> list[bytes]:
         """The vectors of the texts in order: float32 values, little-endian. prefix: of the ids of the requests. Raises
-        OverloadError if too many calls wait, and the errors of MeshService.generate."""
+        OverloadError if too many calls wait, and those of RequestService.generate."""
         if self._num_calls >= MAX_CALLS:
             raise OverloadError(f"{self._num_calls} calls for vectors run or wait on this node already")
         caller, call_id = request[CALLER], prefix + random_hex(12)
@@ -162,7 +164,7 @@ class Vectors:
 
     async def _run(self, model: str, wanted: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         async with self._turns:
-            async for event in self._service.generate(model, wanted):
+            async for event in self._requests.generate(model, wanted):
                 yield event
 
 

@@ -41,14 +41,14 @@ class ModelPoolRoutes:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """By model: models on disk, and downloads that have not ended. total_size, total_downloaded: bytes."""
-        service = self._context.service
+        models = self._context.services.models
         found = {
             model.name: _entry(
                 model.name, 0 if model.is_partial else model.num_bytes, model.num_bytes, is_whole=not model.is_partial
             )
-            for model in service.models()
+            for model in models.all()
         }
-        for one in service.downloads():
+        for one in models.downloads():
             if one.state in (DownloadState.PENDING, DownloadState.ONGOING):
                 found[one.model] = _entry(one.model, one.done_bytes, one.total_bytes, is_whole=False)
         return found

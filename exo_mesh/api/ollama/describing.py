@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from exo_mesh.api.ollama.objects import OllamaDetails, OllamaModel
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS, GENERATION
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.models.entry import ModelEntry
 
 FORMAT = "safetensors"
@@ -30,10 +31,9 @@ def listed_model(entry: ModelEntry, modified_at: str) -> OllamaModel:
     )
 
 
-def running_model(entry: ModelEntry, instance: Mapping[str, Any], expires_at: str) -> OllamaModel:
-    """A loaded model of /api/ps. instance: as in `/state`. expires_at: when it is unloaded if nobody uses it."""
-    stages: Sequence[Mapping[str, Any]] = instance.get("stages", ())
-    size = sum(stage["reserve_bytes"] for stage in stages) or entry.num_bytes
+def running_model(entry: ModelEntry, instance: InstanceReport, expires_at: str) -> OllamaModel:
+    """A loaded model of /api/ps. expires_at: when it is unloaded if nobody uses it."""
+    size = sum(stage.reserve_bytes for stage in instance.stages) or entry.num_bytes
     return OllamaModel(
         name=entry.name,
         model=entry.name,
@@ -42,7 +42,7 @@ def running_model(entry: ModelEntry, instance: Mapping[str, Any], expires_at: st
         details=details_of(entry),
         expires_at=expires_at,
         size_vram=size,
-        context_length=instance.get("context_limit") or entry.context_length,
+        context_length=instance.context_limit or entry.context_length,
     )
 
 
@@ -83,9 +83,9 @@ def capabilities_of(entry: ModelEntry) -> list[str]:
     return able
 
 
-def model_info_of(entry: ModelEntry, instances: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The facts of a model by GGUF's names. instances: those of the model that are ready, as in `/state`; they say how
-    many tokens a request may have in this mesh."""
+def model_info_of(entry: ModelEntry, instances: Sequence[InstanceReport] = ()) -> dict[str, Any]:
+    """The facts of a model by GGUF's names. instances: the model's ready instances, as in `/state`; they say how many
+    tokens a request may have in this mesh."""
     family = entry.profile.family if entry.profile is not None and entry.profile.family else "model"
     info: dict[str, Any] = {
         "general.architecture": family,
@@ -94,7 +94,7 @@ def model_info_of(entry: ModelEntry, instances: Sequence[Mapping[str, Any]] = ()
         f"{family}.block_count": entry.num_layers,
     }
     if instances:
-        info["exo_mesh.context_limit"] = max(instance["context_limit"] for instance in instances)
+        info["exo_mesh.context_limit"] = max(instance.context_limit for instance in instances)
     if count := parameter_count(entry):
         info["general.parameter_count"] = count
     return info

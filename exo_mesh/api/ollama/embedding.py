@@ -9,7 +9,7 @@ from aiohttp import web
 from exo_mesh.api.body import read_as, release_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.checks import check_range
-from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.core.keeping import keep_alive_s
 from exo_mesh.api.embedding.embeddings import check_width, checked_dimensions, floats
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response

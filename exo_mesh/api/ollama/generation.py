@@ -41,7 +41,8 @@ class OllamaGenerationRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
         self._answering = Answering(context)
 
     def table(self) -> RouteTable:
@@ -111,10 +112,10 @@ class OllamaGenerationRoutes:
         entry = await self._model(request, named(body), may_download=keep_s != 0)
         instance_ids = list(entry.instance_ids)
         if keep_s != 0 and not instance_ids:
-            instance_ids = [(await self._service.create_instance(InstanceSpec(entry.name)))["id"]]
+            instance_ids = [(await self._instances.create(InstanceSpec(entry.name))).id]
         if keep_s is not None:
             for instance_id in instance_ids:
-                self._service.keep_loaded(instance_id, keep_s)
+                self._instances.keep_loaded(instance_id, keep_s)
         return {
             "model": named(body) or entry.name,
             "created_at": rfc3339(self._context.now()),
@@ -125,11 +126,11 @@ class OllamaGenerationRoutes:
     async def _model(self, request: web.Request, name: str | None, *, may_download: bool = True) -> ModelEntry:
         """The model of a request; the node's default or only model if it names none. may_download: a model that no peer
         has may be downloaded, if the caller may do so."""
-        found = await model_of_request(request, self._service, name, self._context.options.defaults().model)
-        chosen = choose_model(found, self._service.models())
+        found = await model_of_request(request, self._models, name, self._context.options.defaults().model)
+        chosen = choose_model(found, self._models.all())
         if not may_download:
-            return await self._service.model(chosen)
-        return await find_model(self._service, chosen, may_download=request[CALLER].may_download)
+            return await self._models.named(chosen)
+        return await find_model(self._models, chosen, may_download=request[CALLER].may_download)
 
 
 def _read_chat(received: bytes) -> tuple[OllamaGenerationBody, NeutralRequest, bool]:

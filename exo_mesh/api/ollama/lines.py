@@ -13,7 +13,7 @@ from exo_mesh.api.ollama.objects import OllamaError
 from exo_mesh.api.sse import HEADERS, StreamForm
 
 PREFIXES = ("/api/", "/ollama/")
-"""Beginnings of the paths of this dialect, those of unknown routes included."""
+"""Beginnings of the paths of this dialect, also of its unknown routes."""
 
 
 def line_frame(payload: Any) -> bytes:

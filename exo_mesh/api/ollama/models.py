@@ -1,10 +1,10 @@
-"""Handlers for Ollama's routes around models: list, show, pull and delete; and those that exo-mesh does not have."""
+"""Handlers for Ollama's routes around models: list, show, pull and delete; and for routes that exo-mesh does not
+have."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from aiohttp import web
 
@@ -32,6 +32,7 @@ from exo_mesh.api.ollama.translate import named
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream
 from exo_mesh.base.clock import monotonic
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.errors import InputError
 
 VERSION = "0.12.11"
@@ -56,7 +57,9 @@ class OllamaModelRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._models = context.services.models
+        self._instances = context.services.instances
+        self._observation = context.services.observation
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -92,25 +95,25 @@ class OllamaModelRoutes:
         return json_response(OllamaVersion(VERSION))
 
     async def tags(self, request: web.Request) -> web.Response:
-        """GET /api/tags: the models on the disks of all peers, and those of model servers."""
+        """GET /api/tags: the models on the disks of all peers and at model servers."""
         since = rfc3339(self._context.started_at)
-        return json_response(OllamaModels([listed_model(entry, since) for entry in self._service.models()]))
+        return json_response(OllamaModels([listed_model(entry, since) for entry in self._models.all()]))
 
     async def loaded(self, request: web.Request) -> web.Response:
         """GET /api/ps: the models that have an instance; one line for each instance."""
-        entries = {one: entry for entry in self._service.models() for one in entry.instance_ids}
+        entries = {one: entry for entry in self._models.all() for one in entry.instance_ids}
         models = [
-            running_model(entries[instance["id"]], instance, self._expiry(instance["id"]))
-            for instance in self._instances()
-            if instance["id"] in entries
+            running_model(entries[instance.id], instance, self._expiry(instance.id))
+            for instance in self._placed()
+            if instance.id in entries
         ]
         return json_response(OllamaModels(models))
 
     async def show(self, request: web.Request) -> web.Response:
         """POST /api/show: one model, its template and its sampling defaults."""
         name = await self._named(request, decode_ollama_body(await self._read(request), OllamaShowBody))
-        entry = await self._service.model(name)
-        text = await self._context.texts.of(self._service, entry)
+        entry = await self._models.named(name)
+        text = await self._context.texts.of(self._models, entry)
         defaults = text.defaults
         options = {
             "temperature": defaults.temperature,
@@ -125,7 +128,7 @@ class OllamaModelRoutes:
             parameters=shown_options(options),
             template=text.template.source if text.template is not None else "",
             details=details_of(entry),
-            model_info=model_info_of(entry, [one for one in self._instances() if one["id"] in entry.instance_ids]),
+            model_info=model_info_of(entry, [one for one in self._placed() if one.id in entry.instance_ids]),
             capabilities=capabilities_of(entry),
             modified_at=rfc3339(self._context.started_at),
         )
@@ -135,10 +138,10 @@ class OllamaModelRoutes:
         """POST /api/pull: download each peer's share of a model. The download continues if the client hangs up."""
         body = decode_ollama_body(await self._read(request), OllamaPullBody)
         asked = await self._named(request, body)
-        before = self._service.downloads()
-        started = await self._service.start_download(asked)
+        before = self._models.downloads()
+        started = await self._models.start_download(asked)
         model = started[0].model if started else asked
-        found = (digest_of(entry) for entry in self._service.models() if entry.name == model)
+        found = (digest_of(entry) for entry in self._models.all() if entry.name == model)
         digest = next(found, "") or digest_of_name(model)
         lines = self._pulled(PullFollower(model, digest, before, started, monotonic()))
         if body.stream is False:
@@ -155,7 +158,7 @@ class OllamaModelRoutes:
         yield (last := OllamaProgress(status="pulling manifest"))
         quiet_since = monotonic()
         while True:
-            phase = follower.take(self._service.downloads(), monotonic())
+            phase = follower.take(self._models.downloads(), monotonic())
             line = follower.line()
             if line != last or monotonic() - quiet_since >= options.progress_comment_s:
                 yield (last := line)
@@ -168,8 +171,8 @@ class OllamaModelRoutes:
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /api/delete: delete the files of a model at all peers."""
         name = await self._named(request, decode_ollama_body(await self._read(request), OllamaNamedBody))
-        entry = await self._service.model(name)
-        if not await self._service.delete_model(entry.name):
+        entry = await self._models.named(name)
+        if not await self._models.delete(entry.name):
             return plain_error("model_not_found", f"no peer has files of {entry.name} that it may delete", "model")
         return json_response({})
 
@@ -177,12 +180,11 @@ class OllamaModelRoutes:
         """The routes of _MISSING."""
         return plain_error("not_implemented", _MISSING[request.path.removeprefix("/ollama")])
 
-    def _instances(self) -> list[dict[str, Any]]:
-        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
-        return placed
+    def _placed(self) -> list[InstanceReport]:
+        return self._observation.state().view.instances
 
     def _expiry(self, instance_id: str) -> str:
-        left_s = self._service.idle_left_s(instance_id)
+        left_s = self._instances.idle_left_s(instance_id)
         return rfc3339(self._context.now() + (NEVER_S if left_s is None else left_s))
 
     async def _named(self, request: web.Request, body: OllamaNamedBody) -> str:
@@ -191,7 +193,7 @@ class OllamaModelRoutes:
         if name is None or not name.isprintable() or len(name) > MAX_MODEL_CHARS:
             message = f"model must be the name of a model, with 1 to {MAX_MODEL_CHARS} printable characters"
             raise InputError(message, param="model")
-        return await named_model(request, self._service, name)
+        return await named_model(request, self._models, name)
 
     async def _read(self, request: web.Request) -> bytes:
         return await read_body(request, self._context.options.body_silence_s)

@@ -24,8 +24,8 @@ class PullPhase(Enum):
 
 
 class PullFollower:
-    """Follows the downloads of one model. before: all downloads before the call. started: those that the node reported
-    as started. now: in seconds, on any clock."""
+    """Follows the downloads of one model. before: all downloads before the call. started: downloads that the node
+    reported as started. now: in seconds, on any clock."""
 
     def __init__(
         self, model: str, digest: str, before: Iterable[DownloadEntry], started: Iterable[DownloadEntry], now: float

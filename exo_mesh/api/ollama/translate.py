@@ -7,7 +7,7 @@ from typing import Any
 
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, repetition_of, stop_strings
 from exo_mesh.api.core.conversation import without_empty_ending
-from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.core.keeping import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,

@@ -30,7 +30,7 @@ from exo_mesh.api.openai.timed import (
 )
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
-from exo_mesh.node.service import MeshService
+from exo_mesh.node.inspection.service import InspectionService
 
 _DELIVERY = (
     "stream",
@@ -56,8 +56,8 @@ _PREFIXES: dict[OpenAIDialect, str] = {"chat": "chatcmpl-", "completion": "cmpl-
 class _Timing:
     """Measures a /bench request and adds its times to the reply."""
 
-    def __init__(self, service: MeshService, limited_to: str | None) -> None:
-        self._service = service
+    def __init__(self, inspection: InspectionService, limited_to: str | None) -> None:
+        self._inspection = inspection
         self._limited_to = limited_to
         self._clock = HandlerClock()
 
@@ -70,7 +70,7 @@ class _Timing:
     async def ended(self, reply: Any, request_id: str) -> Any:
         """The reply with its times; the end of the request has completed its trace."""
         times = self._clock.ended()
-        trace = await self._service.inspection.trace(request_id, self._limited_to)
+        trace = await self._inspection.trace(request_id, self._limited_to)
         return timed_reply(reply, trace, times)
 
 
@@ -79,7 +79,8 @@ class OpenAIRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._requests = context.services.requests
+        self._inspection = context.services.inspection
         self._answering = Answering(context)
 
     def table(self) -> RouteTable:
@@ -118,20 +119,20 @@ class OpenAIRoutes:
 
     async def timed_chat(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/chat/completions: the same request as /v1/chat/completions, always traced and not streamed."""
-        timing = _Timing(self._service, request[CALLER].limited_to)
+        timing = _Timing(self._inspection, request[CALLER].limited_to)
         wanted = await self._read(request, partial(_wanted_chat, is_timed=True))
         return await self._answering.answer(request, wanted, timing)
 
     async def timed_completion(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/completions: the same for a bare prompt."""
-        timing = _Timing(self._service, request[CALLER].limited_to)
+        timing = _Timing(self._inspection, request[CALLER].limited_to)
         wanted = await self._read(request, partial(_wanted_completion, is_timed=True))
         return await self._answering.answer(request, wanted, timing)
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: cancel a request at any peer, by the reply's id, x-request-id or x-trace-id."""
         given = request.match_info["id"]
-        if not await self._service.cancel(request_id_of(given), request[CALLER].limited_to):
+        if not await self._requests.cancel(request_id_of(given), request[CALLER].limited_to):
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 

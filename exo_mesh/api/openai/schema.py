@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from exo_mesh.api.core.cache_rules import CacheRule
+from exo_mesh.api.core.keeping import CacheRule
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.lenient import IN_MESSAGES, NEUTRAL
 

@@ -1,4 +1,4 @@
-"""The replies of /bench: those of OpenAI's routes, with the time that each part of the request took."""
+"""The replies of /bench: OpenAI's replies, with the time that each part of the request took."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def check_is_timeable(body: GenerationBody) -> None:
         raise InputError("stream is not supported by /bench: the times come with the whole answer", param="stream")
     for name in ("n", "best_of"):
         if (getattr(body, name, None) or 1) > 1:
-            raise InputError(f"{name} must be 1 for /bench: the times are those of one answer", param=name)
+            raise InputError(f"{name} must be 1 for /bench: it times a single answer", param=name)
     prompt = getattr(body, "prompt", None)
     if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
-        raise InputError("/bench takes one prompt: the times are those of one answer", param="prompt")
+        raise InputError("/bench takes one prompt: it times a single answer", param="prompt")
 
 
 def timed_reply(reply: ChatCompletion | TextCompletion, trace: RequestTrace | None, times: HandlerTimes) -> Any:

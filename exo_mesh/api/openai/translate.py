@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import first_given, repetition_of, stop_strings, token_ids_of
-from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.core.keeping import cache_wish, keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
     Conversation,

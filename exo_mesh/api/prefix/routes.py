@@ -17,7 +17,8 @@ class PrefixRoutes:
     """Each method answers one route. A request of another caller is reported as unknown."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._models = context.services.models
+        self._observation = context.services.observation
         self._texts = context.texts
 
     def table(self) -> RouteTable:
@@ -35,7 +36,7 @@ class PrefixRoutes:
         """GET /v1/requests/{id}/prefix: figures of one of the last requests that entered at this node. Texts are shown
         to admins, and to callers with the API key of the request."""
         limited_to, request_id = request[CALLER].limited_to, request.match_info["id"]
-        found = self._service.observation.explanation(request_id, limited_to)
+        found = self._observation.explanation(request_id, limited_to)
         if found is None:
             return plain_error("not_found", "nothing is known of the prompt of this request at this node")
         shown: dict[str, Any] = {
@@ -54,6 +55,6 @@ class PrefixRoutes:
 
     async def _show_texts(self, found: Explanation) -> dict[str, str]:
         """The texts around the first token that differed, here and in the nearest kept sequence."""
-        text = await self._texts.of(self._service, await self._service.model(found.model))
+        text = await self._texts.of(self._models, await self._models.named(found.model))
         parts = {"text_before": found.before, "text_here": found.mine, "text_there": found.theirs}
         return {name: text.tokenizer.decode(list(ids), skip_special_tokens=False) for name, ids in parts.items()}

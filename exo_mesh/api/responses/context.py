@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.decoding import convert_part
 from exo_mesh.api.responses.ids import PREFIX, place_of
@@ -11,6 +12,7 @@ from exo_mesh.api.responses.items import ItemReference, kind_of
 from exo_mesh.api.responses.schema import Item
 from exo_mesh.api.responses.stored import read_stored
 from exo_mesh.api.responses.translate import PlacedItems
+from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES
 from exo_mesh.errors import InputError, UnknownAnswerError
 from exo_mesh.rings.serving.kept_answers import KeptService
 
@@ -33,7 +35,9 @@ async def gather_items(
     if previous_id and not previous_id.startswith(PREFIX):
         raise UnknownAnswerError(kept.missing(previous_id), param="previous_response_id")
     if previous_id:
+        budget = ValueBudget(MAX_KEPT_VALUES)
         for answer in reversed(await kept.chain(key_id, previous_id)):
+            budget.take(answer.data, "previous_response_id")
             stored = read_stored(answer.data)
             history += [*stored.items(), *stored.output()]
     items = _References(kept, key_id)
@@ -48,11 +52,12 @@ class _References:
     def __init__(self, kept: KeptService, key_id: str | None) -> None:
         self._kept = kept
         self._key_id = key_id
+        self._budget = ValueBudget(MAX_KEPT_VALUES)
         self._read: dict[str, tuple[list[Item], list[Item]] | None] = {}
         """(input, output) of each response; None if it is not kept."""
 
     async def resolved(self, item: Item, where: str) -> Item:
-        """The item itself, or the one that it refers to. Raises InputError."""
+        """The item itself, or the item that it refers to. Raises InputError."""
         found: Item | None = item
         for _ in range(MAX_STEPS):
             if found is None or kind_of(found) != REFERENCE:
@@ -72,6 +77,8 @@ class _References:
             if len(self._read) >= MAX_RESPONSES:
                 raise InputError(f"input refers to items of more than {MAX_RESPONSES} responses", param="input")
             answer = await self._kept.read(self._key_id, place.response_id)
+            if answer is not None:
+                self._budget.take(answer.data, "input")
             stored = None if answer is None else read_stored(answer.data)
             self._read[place.response_id] = None if stored is None else (stored.items(), stored.output())
         known = self._read[place.response_id]

@@ -77,7 +77,7 @@ _PAGING = {
     "before": "the id of the item after the page",
     "limit": "most items of the page: 1 to 100, 20 by default",
     "order": '"desc", the default: the newest first; or "asc"',
-    "include": "accepted; the items are those of the request",
+    "include": "accepted; the items stay as the request sent them",
 }
 
 
@@ -86,7 +86,8 @@ class ResponsesRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._instances = context.services.instances
+        self._requests = context.services.requests
         self._answering = Answering(context)
         self._prompts = PromptTokens(context)
 
@@ -131,9 +132,9 @@ class ResponsesRoutes:
         body = await read_as(request, self._context.options.body_silence_s, decode_responses_body)
         own = input_items(body)
         caller = request[CALLER]
-        placed = await gather_items(self._service.kept_answers, caller.limited_to, own, body.previous_response_id)
+        placed = await gather_items(self._requests.kept_answers, caller.limited_to, own, body.previous_response_id)
         asked = await run_apart(request, partial(neutral_response, body, placed))
-        is_stored = body.store is not False and self._service.kept_answers.is_on
+        is_stored = body.store is not False and self._requests.kept_answers.is_on
         kept_input = own if is_stored else []
         # the input, which may be large, is dropped once the prompt is ready
         shown = msgspec.structs.replace(body, input=None)
@@ -141,7 +142,7 @@ class ResponsesRoutes:
         def keep(finished: FinishedResponse) -> None:
             data = stored_bytes(kept_input, finished)
             previous = shown.previous_response_id or ""
-            self._service.kept_answers.keep(KeptAnswer(finished.response.id, caller.key_id, previous, data))
+            self._requests.kept_answers.keep(KeptAnswer(finished.response.id, caller.key_id, previous, data))
 
         def reply(answer: Answer, created: int) -> ResponseReply:
             delivery = _delivery(shown, answer.prepared, is_stored=is_stored)
@@ -161,7 +162,7 @@ class ResponsesRoutes:
             is_streamed=bool(body.stream),
             reply=reply,
             recipe=recipe,
-            owner=self._service.kept_answers.owner,
+            owner=self._requests.kept_answers.owner,
             is_id_secret=True,
         )
 
@@ -169,10 +170,10 @@ class ResponsesRoutes:
         """POST /v1/responses/input_tokens: the tokens of the prompt that the same input would make."""
         body = await read_as(request, self._context.options.body_silence_s, decode_input_tokens_body)
         key_id = request[CALLER].limited_to
-        placed = await gather_items(self._service.kept_answers, key_id, input_items(body), body.previous_response_id)
+        placed = await gather_items(self._requests.kept_answers, key_id, input_items(body), body.previous_response_id)
         conversation = await run_apart(request, partial(neutral_conversation, body, placed))
         model, text = await self._prompts.model(request, body.model)
-        limit = await self._service.context_limit(model)
+        limit = await self._instances.context_limit(model)
         prompt = await self._prompts.prompt(conversation, text, NAMES)
         return json_response(InputTokens(len(await self._prompts.encode(text, prompt, limit, "input"))))
 
@@ -197,7 +198,7 @@ class ResponsesRoutes:
 
     async def input_items(self, request: web.Request) -> web.Response:
         """GET /v1/responses/{id}/input_items: the input of the request and the conversation before it."""
-        kept, key_id, response_id = self._service.kept_answers, request[CALLER].limited_to, request.match_info["id"]
+        kept, key_id, response_id = self._requests.kept_answers, request[CALLER].limited_to, request.match_info["id"]
         stored = await self._stored(request, response_id)
         previous = msgspec.json.decode(stored.response).get("previous_response_id")
         placed = await gather_items(kept, key_id, stored.items(), previous)
@@ -207,15 +208,15 @@ class ResponsesRoutes:
         """DELETE /v1/responses/{id}"""
         response_id = request.match_info["id"]
         is_response = response_id.startswith(PREFIX)
-        if not is_response or not await self._service.kept_answers.delete(request[CALLER].limited_to, response_id):
-            raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
+        if not is_response or not await self._requests.kept_answers.delete(request[CALLER].limited_to, response_id):
+            raise UnknownAnswerError(self._requests.kept_answers.missing(response_id), param="id")
         return json_response(DeletedResponse(response_id))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/cancel: cancel a response that is being written."""
         response_id = request.match_info["id"]
         found = await self._running(request, response_id)
-        stopped = [await self._service.cancel(one) for one in found.request_ids] if found is not None else []
+        stopped = [await self._requests.cancel(one) for one in found.request_ids] if found is not None else []
         if found is None or not any(stopped):
             raise UnknownAnswerError(f"no response {quoted(response_id)} of yours is running", param="id")
         return json_response(_of_recipe(read_recipe(found.recipe), "cancelled"))
@@ -224,19 +225,19 @@ class ResponsesRoutes:
         """The running response with this id, if the caller may see it."""
         if not (response_id.startswith(PREFIX) and response_id.isascii() and response_id.isprintable()):
             return None
-        found = await self._service.streams.find(_viewer(request, response_id), response_id)
+        found = await self._requests.streams.find(_viewer(request, response_id), response_id)
         return found[0] if found else None
 
     async def _kept(self, request: web.Request, response_id: str) -> KeptAnswer | None:
         """A stored response, if the caller may read it. Other replies, such as messages of a thread, are none."""
         if not response_id.startswith(PREFIX):
             return None
-        return await self._service.kept_answers.read(request[CALLER].limited_to, response_id)
+        return await self._requests.kept_answers.read(request[CALLER].limited_to, response_id)
 
     async def _stored(self, request: web.Request, response_id: str) -> StoredResponse:
         answer = await self._kept(request, response_id)
         if answer is None:
-            raise UnknownAnswerError(self._service.kept_answers.missing(response_id), param="id")
+            raise UnknownAnswerError(self._requests.kept_answers.missing(response_id), param="id")
         return read_stored(answer.data)
 
     async def _stream_again(self, request: web.Request, stored: StoredResponse, after: int) -> web.StreamResponse:

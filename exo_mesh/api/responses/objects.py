@@ -92,7 +92,7 @@ OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustom
 
 
 class InputDetails(msgspec.Struct):
-    """Details of the input's tokens: those that came from a cache, and those written to one."""
+    """Details of the input's tokens: read from a cache, and written to a cache."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0

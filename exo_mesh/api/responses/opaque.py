@@ -10,7 +10,7 @@ import binascii
 import zlib
 
 PREFIX = "exo-mesh-1:"
-"""Marks texts that were packed here. Others, such as those of OpenAI, cannot be read and are left out."""
+"""Marks texts that were packed here. Others, such as OpenAI's, cannot be read and are left out."""
 
 MAX_CHARS = 4 << 20
 """Longest reasoning that is unpacked; a small text could grow to gigabytes."""

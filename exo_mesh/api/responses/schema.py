@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exo_mesh.api.core.cache_rules import CacheRule
+from exo_mesh.api.core.keeping import CacheRule
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.schema import Effort
 from exo_mesh.api.responses.lenient import COUNTING, NEUTRAL

@@ -1,4 +1,5 @@
-"""The stored form of a finished response: its input, the response, and what is needed to make its events again."""
+"""The stored form of a finished response: its input, the response, and the facts from which its events are made
+again."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ from exo_mesh.api.responses.writers import (
     PieceSize,
     ReasoningWriter,
 )
+from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, decode_bounded
 from exo_mesh.errors import TransportError
 
 
@@ -69,7 +71,7 @@ def stored_bytes(items: Sequence[Item], finished: FinishedResponse) -> bytes:
 def read_stored(data: bytes) -> StoredResponse:
     """Decode the bytes of a response. Raises TransportError if a peer of another version wrote them."""
     try:
-        return msgspec.json.decode(data, type=StoredResponse)
+        return decode_bounded(data, StoredResponse, MAX_KEPT_VALUES)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise _unreadable() from exc
 

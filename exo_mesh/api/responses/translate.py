@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.api.core.cache_rules import cache_wish
 from exo_mesh.api.core.checks import check_range, check_stops, stop_strings
-from exo_mesh.api.core.keep_alive import keep_alive_s
+from exo_mesh.api.core.keeping import cache_wish, keep_alive_s
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, SamplingWish, Thinking, Turn
 from exo_mesh.api.responses.schema import InputTokensBody, Item, ResponsesBody, TextForm
@@ -58,8 +57,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlacedItems:
-    """The items of a conversation, in order. history: those before the request. own: those of the request.
-    references are resolved."""
+    """The items of a conversation, in order. history: items before the request. own: items of the request. references
+    are resolved."""
 
     history: Sequence[Item]
     own: Sequence[Item]

@@ -1,4 +1,4 @@
-"""Reads a running answer for another client than the one that asked for it."""
+"""Reads a running answer for a client that did not ask for it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def follow_stream(
         raise InputError("an answer with best_of cannot be read now: the best texts are known only at the end")
     if request.method == "HEAD":
         return web.Response(headers=HEADERS)
-    entry = await context.service.model(recipe.model)
-    text = await context.texts.of(context.service, entry)
-    followed = _Followed(context.service.streams, found, viewer)
+    entry = await context.services.models.named(recipe.model)
+    text = await context.texts.of(context.services.models, entry)
+    followed = _Followed(context.services.requests.streams, found, viewer)
     async with Answer(followed, recipe.prepared(text), context.watchdog) as answer:
         received = int(last or 0) if len(recipe.choices) == 1 else None
         return await stream_answer(context, request, answer, reply_of(recipe, answer), received, is_taken=True)

@@ -23,7 +23,7 @@ class StreamRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._service = context.service
+        self._requests = context.services.requests
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -43,7 +43,7 @@ class StreamRoutes:
 
     async def streams(self, request: web.Request) -> web.Response:
         """GET /v1/streams: the caller's running answers at all peers."""
-        found = await self._service.streams.find(_viewer(request))
+        found = await self._requests.streams.find(_viewer(request))
         sees_all = request[CALLER].limited_to is None
         return json_response({"object": "list", "data": [_described(one, sees_all) for one in found]})
 
@@ -60,7 +60,7 @@ class StreamRoutes:
         """DELETE /v1/streams/{id}: stop a running answer for all its readers."""
         stream_id = request.match_info["id"]
         found = await self._find(_viewer(request), stream_id)
-        stopped = [await self._service.cancel(one) for stream in found for one in stream.request_ids]
+        stopped = [await self._requests.cancel(one) for stream in found for one in stream.request_ids]
         if not any(stopped):
             return _not_running(stream_id)
         return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
@@ -68,7 +68,7 @@ class StreamRoutes:
     async def _find(self, viewer: StreamViewer, stream_id: str) -> list[FoundStream]:
         """The running answer with this id: at most one. Ids are printable ASCII; other ids are not looked up."""
         plain = stream_id.isascii() and stream_id.isprintable()
-        return (await self._service.streams.find(viewer, stream_id))[:1] if plain else []
+        return (await self._requests.streams.find(viewer, stream_id))[:1] if plain else []
 
 
 def _viewer(request: web.Request) -> StreamViewer:

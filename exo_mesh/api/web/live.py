@@ -6,32 +6,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from exo_mesh.api.sse import data_frame
-from exo_mesh.node.service import MeshObservation
+import msgspec
 
-_PEER = ("id", "name", "role", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
-_TELEMETRY = (
+from exo_mesh.api.sse import data_frame
+from exo_mesh.node.observation import Observation
+
+PEER_FIELDS = (
+    "id",
+    "name",
+    "role",
+    "version",
+    "api_url",
+    "addresses",
+    "devices",
+    "models",
+    "partial_models",
+    "fetches",
+)
+TELEMETRY_FIELDS = (
     "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w",
     "hardware", "draining",
 )  # fmt: skip
 
 
-def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
+def live_document(observation: Observation, now: float) -> dict[str, Any]:
     """The document with all data that can change. Peers, instances, links and downloads are stored by key, so that
     patches are small."""
-    state = observation.state()
-    view, telemetry = state.get("view", {}), state.get("telemetry", {})
+    state = msgspec.to_builtins(observation.state())
+    view, telemetry = state["view"], state["telemetry"]
     return {
         "time": round(now, 3),
-        "node_id": state.get("node_id", ""),
-        "peers": {peer["id"]: _peer(peer, telemetry.get(peer["id"], {})) for peer in view.get("peers", ())},
-        "instances": {one["id"]: one for one in view.get("instances", ())},
+        "node_id": state["node_id"],
+        "peers": {peer["id"]: _peer(peer, telemetry.get(peer["id"], {})) for peer in view["peers"]},
+        "instances": {one["id"]: one for one in view["instances"]},
         "links": {f"{link['from']} {link['to']}": link for link in _links(state)},
-        "cables": state.get("cables", []),
-        "downloads": {f"{one['peer']} {one['model']}": one for one in view.get("downloads", ())},
-        "stages_here": state.get("stages_here", {}),
-        "health": state.get("health", {}),
-        "queue": observation.queue(),
+        "cables": state["cables"],
+        "downloads": {f"{one['peer']} {one['model']}": one for one in view["downloads"]},
+        "stages_here": state["stages_here"],
+        "health": state["health"],
+        "queue": msgspec.to_builtins(observation.queue()),
         "requests": observation.request_stats(),
         "memory": observation.memory(whole_mesh=False),
     }
@@ -39,14 +52,9 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
 
 def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields one link for each pair of peers: the links in the state, then the measured hops of all other pairs."""
-    links = list(state.get("links", ()))
-    hops = [
-        {"from": peer_id, **hop}
-        for peer_id, reading in state.get("telemetry", {}).items()
-        for hop in reading.get("hops", ())
-    ]
+    hops = [{"from": peer_id, **hop} for peer_id, reading in state["telemetry"].items() for hop in reading["hops"]]
     shown: set[frozenset[str]] = set()
-    for link in (*links, *hops):
+    for link in (*state["links"], *hops):
         pair = frozenset((link["from"], link["to"]))
         if pair not in shown:
             shown.add(pair)
@@ -54,8 +62,8 @@ def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _peer(peer: Mapping[str, Any], reading: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: peer.get(name) for name in _PEER}
-    return {**shown, **{name: reading.get(name) for name in _TELEMETRY}}
+    shown = {name: peer.get(name) for name in PEER_FIELDS}
+    return {**shown, **{name: reading.get(name) for name in TELEMETRY_FIELDS}}
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class LiveRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         interval_s = context.options.live_interval_s
-        self._feed = LiveFeed(lambda: live_document(context.service.observation, context.now()), interval_s, monotonic)
+        self._feed = LiveFeed(lambda: live_document(context.services.observation, context.now()), interval_s, monotonic)
         self._listeners = 0
 
     def table(self) -> RouteTable:
@@ -44,7 +44,7 @@ class LiveRoutes:
 
     async def snapshot(self, request: web.Request) -> web.Response:
         """GET /metrics/snapshot"""
-        document = live_document(self._context.service.observation, self._context.now())
+        document = live_document(self._context.services.observation, self._context.now())
         return json_response({**self._hello(request), **document})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ class LiveRoutes:
                     seen = self._feed.number
                 await asyncio.sleep(self._feed.soonest_s)
                 rest_s = options.live_interval_s - self._feed.soonest_s
-                has_changed = await self._context.service.observation.view_change(rest_s)
+                has_changed = await self._context.services.observation.view_change(rest_s)
         finally:
             self._listeners -= 1
 

@@ -32,7 +32,7 @@ class PageRoutes:
     """Each method answers one route. With `headless` there is no page, and `GET /` answers 404."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
         self._headless = context.options.headless
         self._assets = PageAssets()
         self._languages = context.options.languages
@@ -100,10 +100,8 @@ class PageRoutes:
         return web.Response(body=body, content_type=asset.content_type, charset=charset, headers=headers)
 
     def _page(self) -> web.Response:
-        peers = self._service.observation.state().get("view", {}).get("peers", [])
-        urls = dict.fromkeys(
-            url for peer in peers for url in member_urls(peer["api_url"], peer["addresses"], peer["name"])
-        )
+        peers = self._observation.state().view.peers
+        urls = dict.fromkeys(url for peer in peers for url in member_urls(peer.api_url, peer.addresses, peer.name))
         headers = {
             **_HEADERS,
             "Content-Security-Policy": content_security_policy(list(urls)[:MAX_CONNECT_SOURCES]),

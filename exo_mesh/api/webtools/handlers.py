@@ -89,7 +89,7 @@ class WebToolRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
-        self._service = context.service
+        self._observation = context.services.observation
         self._options = context.options.web_tools
         self._body_silence_s = context.options.body_silence_s
         self._fetcher = WebFetcher(self._rules, HostLookups().addresses, self._options.limit_s)
@@ -165,6 +165,6 @@ class WebToolRoutes:
         return await self._readers.read(page.body, PageQuestion(page.content_type in _HTML, page.charset, max_chars))
 
     def _rules(self) -> AddressRules:
-        peers = self._service.observation.state()["view"]["peers"]
-        own = {address.rpartition(":")[0].strip("[]") for peer in peers for address in peer.get("addresses", ())}
+        peers = self._observation.state().view.peers
+        own = {address.rpartition(":")[0].strip("[]") for peer in peers for address in peer.addresses}
         return AddressRules(self._options.ports, frozenset(own), self._options.allowed)

@@ -34,7 +34,7 @@ def registry_of(families: Iterable[MetricFamily[Any]], refresh: Callable[[], Non
 
 
 def exposition(registry: CollectorRegistry, *, with_names: bool) -> bytes:
-    """The metrics as text. with_names: also those that name peers, models and paths."""
+    """The metrics as text. with_names: also metrics that name peers, models and paths."""
     return generate_latest(registry if with_names else nameless(registry))
 
 

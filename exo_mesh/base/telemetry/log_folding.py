@@ -11,7 +11,7 @@ MAX_VARIANTS = 20
 MAX_NEWS = 200
 """The same limit for info messages, such as peers that join and requests that end."""
 MAX_SOURCES = 256
-"""Most places in the code that are remembered; the one seen first is dropped for a new one."""
+"""Most places in the code that are remembered; at the bound, the place seen first is dropped for a new one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,12 @@ class FoldingHandler(logging.Handler):
     line.
     """
 
-    def __init__(self, outputs: Sequence[Output], ring: LogRing = RECENT) -> None:
+    def __init__(
+        self, outputs: Sequence[Output], ring: LogRing = RECENT, on_close: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__()
         self.outputs = tuple(outputs)
-        self.on_close: Callable[[], object] = lambda: None
+        self._on_close = on_close
         self._ring = ring
         self._folder = Folder()
         self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
@@ -119,7 +121,7 @@ class FoldingHandler(logging.Handler):
 
     def close(self) -> None:
         self._report_folded(float("inf"))
-        self.on_close()
+        self._on_close()
         super().close()
 
     def _report_folded(self, now: float) -> None:
@@ -180,10 +182,10 @@ def setup_logging(log_format: str = "console", level: str = "info", stream: Text
     install([Output(JsonFormatter() if log_format == "json" else ConsoleFormatter(), write)], level)
 
 
-def install(outputs: Sequence[Output], level: str) -> FoldingHandler:
-    """Sends all records of `level` and above to these outputs, and to no others."""
+def install(outputs: Sequence[Output], level: str, on_close: Callable[[], object] = lambda: None) -> FoldingHandler:
+    """Sends all records of `level` and above to these outputs, and to no others. on_close: see FoldingHandler."""
     quiet_libraries()
-    handler = FoldingHandler(outputs)
+    handler = FoldingHandler(outputs, on_close=on_close)
     handler.addFilter(add_request_id)
     logging.getLogger().handlers[:] = [handler]
     set_level(level)

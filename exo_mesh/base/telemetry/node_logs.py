@@ -75,8 +75,7 @@ class NodeLogs:
         self._stderr = LineWriter(StreamSink(STDERR), "standard error")
         self._stdout = LineWriter(StreamSink(STDOUT), "standard output")
         self._file = None if file is None else LineWriter(file, f"the log file {file.path}")
-        self._handler = install(self._outputs(), level)
-        self._handler.on_close = self.close
+        self._handler = install(self._outputs(), level, self.close)
 
     def follow(self, log_format: str, level: str) -> None:
         """Applies the values of the settings in force."""

@@ -11,10 +11,10 @@ MAX_AT_ONCE = 64
 """Most answers that are counted for one heartbeat, which comes twice a second."""
 
 ENGINE = "rkllm"
-"""The engine whose figures are shown here; those of other engines are ignored."""
+"""The engine whose figures are shown here; figures of other engines are ignored."""
 
 LOAD_BOUNDS_S = (0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 180)
-"""Buckets for loading a model: from one that was loaded already to the engine's deadline."""
+"""Buckets for loading a model: from a model that was loaded already to the engine's deadline."""
 
 
 class RkllmMetrics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from exo_mesh.base.clock import Clock
@@ -49,8 +48,6 @@ class StageMetrics:
         self.clock = clock
         self.seat_of: dict[object, StageSeat] = {}
         """The place of each runner here, by its meter."""
-        self.name_of: Callable[[str], str] = lambda peer_id: peer_id[:8]
-        """Returns the name of a peer id."""
         self._init_driver()
         self._init_stage()
         self._init_hop_and_group()

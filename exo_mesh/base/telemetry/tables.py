@@ -16,7 +16,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def human_bytes(num_bytes: float) -> str:
-    """Formats bytes as `12.3 GB`, with decimal units like those of --max-memory and of disks."""
+    """Formats bytes as `12.3 GB`, with decimal units like --max-memory and disks."""
     for unit in ("B", "KB", "MB"):
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -185,7 +185,7 @@ def _slice(name: str, model_dir: Path) -> dict[str, Any]:
 
 
 def _model(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
-    """(directory, label) of the named model, or of a random one that is written to `scratch`."""
+    """(directory, label) of the named model, or of a random model that is written to `scratch`."""
     if args.model:
         return model_dir_of(args.model, scratch / "gguf"), args.model
     model = model_of_size(parse_size(args.random))

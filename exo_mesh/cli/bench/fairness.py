@@ -34,8 +34,9 @@ from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.proto import driver_pb2, driver_pb2_grpc
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
+from exo_mesh.wire.proto import driver_pb2
 
 MODEL = "exo-mesh-demo"
 CALL_DEADLINE_S = 300.0
@@ -43,7 +44,7 @@ NUM_EQUAL = 8
 SETTLED = 32
 """Tokens of the running stream before the long prompt enters."""
 BARS = {"one_stream": (">=", 0.98), "two_first_tokens": ("<=", 2.2), "stream_beside_prompt": (">=", 0.8)}
-"""Aims of the ratios; that of eight requests depends on the number of stages."""
+"""Aims of the ratios; the aim for eight requests depends on the number of stages."""
 SLACK = 1.25
 """Eight requests may take this times 8 / stages as long as one."""
 
@@ -85,7 +86,7 @@ class RingClient:
     """Sends requests to the driver of a ring."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+        self._generate = method_of(channel, GENERATE)
         self._sent = 0
 
     async def ask(self, prompt: int, tokens: int, call: Call | None = None) -> Call:
@@ -102,7 +103,7 @@ class RingClient:
         return call
 
     async def _read(self, request: driver_pb2.GenerateRequest, call: Call) -> None:
-        async for message in self._stub.Generate(request, timeout=CALL_DEADLINE_S):
+        async for message in self._generate(request, timeout=CALL_DEADLINE_S):
             if message.error_code:
                 raise error_from_code(message.error_code, message.error_message)
             call.came += [time.perf_counter()] * len(message.events)
@@ -167,7 +168,7 @@ async def measure(
 
 
 async def _round(ring: RingClient, one_by_one: RingClient, load: FairnessLoad, found: dict[str, list[float]]) -> None:
-    """Measures each ratio once; what is compared runs one after the other."""
+    """Measures each ratio once; the two sides of a ratio run one after the other."""
     clients = ring, one_by_one, one_by_one, ring
     alone, first, second, again = [await client.ask(load.prompt, load.tokens) for client in clients]
     # the better of two: a pause of the machine is longer than what batching may cost

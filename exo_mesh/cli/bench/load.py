@@ -86,7 +86,8 @@ class LoadResult:
 async def closed_loop(
     urls: Sequence[str], question: Question, streams: int, requests: int, first: int = 0
 ) -> LoadResult:
-    """Runs `streams` clients, each of which sends a request as soon as it has an answer, until `requests` were sent.
+    """Runs `streams` clients until `requests` were sent; each client sends its next request as soon as it has an
+    answer.
 
     first: number of the first prompt.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result of a benchmark: values for JSON, and the same as text for people. misses: what is worse than a bar
+    """The result of a benchmark: values for JSON, and the same as text for people. misses: figures worse than a bar
     that the user set; then the command fails."""
 
     values: Mapping[str, Any]

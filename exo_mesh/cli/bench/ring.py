@@ -33,8 +33,8 @@ from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.channels import open_channel
-from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 
 LAPS = 4096
 """Laps of a round: the driver computes its quantiles over exactly this many."""
@@ -197,9 +197,9 @@ async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt:
     prompt_ids = [index % NUM_IDS for index in range(prompt)]
     request = ring_request(f"bench-{time.monotonic_ns()}", prompt_ids, tokens)
     async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
-        stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+        generate = method_of(channel, GENERATE)
         start, received = time.perf_counter(), 0
-        async for message in stub.Generate(request, timeout=CALL_DEADLINE_S):
+        async for message in generate(request, timeout=CALL_DEADLINE_S):
             if message.error_code:
                 raise error_from_code(message.error_code, message.error_message)
             received += len(message.events)
@@ -214,7 +214,7 @@ def _on_tcp(measure: Callable[[socket.socket], _Figures]) -> _Figures:
 
 
 def _two_cpus() -> tuple[int, int] | None:
-    """The cores of both ends of a baseline, which are those of the first two stages; None where there is only one."""
+    """The cores of both ends of a baseline: the cores of the first two stages; None where there is only one core."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (cpus[0], cpus[-1]) if len(cpus) > 1 else None
 

@@ -1,4 +1,4 @@
-"""Merges the rounds of one measurement: medians of the figures, and those of each round for their spread. Pure."""
+"""Merges the rounds of one measurement: medians of the figures, and each round's figures for their spread. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPREAD = ("tokens_per_s", "prompt_tokens_per_s", "ttft_s", "itl_s")
 
 
 def merged(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One run from its rounds: sums of requests, medians of all other figures, and `rounds` with those of each round
+    """One run from its rounds: sums of requests, medians of all other figures, and `rounds` with each round's figures
     if there are several."""
     first = rounds[0]
     if len(rounds) == 1:

@@ -142,7 +142,7 @@ def _readable(message: str) -> str:
 
 
 def _problem(scenario: Scenario) -> str:
-    """What is wrong with fields that exclude each other; "" if nothing is."""
+    """Says which field has a wrong value or excludes another; "" if none does."""
     if scenario.model and scenario.random:
         return "model and random exclude each other"
     if scenario.policy not in POLICIES:

@@ -70,8 +70,7 @@ def breakdown_table(result: Mapping[str, Any], names: Mapping[str, str] = NAMES)
 
 
 def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
-    """Adds to each run of the ring (mutates) its tokens per second divided by those of other systems at the same
-    load."""
+    """Adds to each run of the ring (mutates) its tokens per second divided by each other system's at the same load."""
     for other in (key for key in names if key != "runs"):
         for ours, theirs in zip(result.get("runs", ()), result.get(other, ()), strict=False):
             if theirs["tokens_per_s"]:
@@ -79,7 +78,7 @@ def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
 
 
 def _ratio(other: str) -> str:
-    """The key in a run of the ring for its tokens per second divided by those of `other`."""
+    """The key in a run of the ring for its tokens per second divided by the tokens per second of `other`."""
     return f"against_{other}"
 
 

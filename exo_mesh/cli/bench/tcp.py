@@ -53,7 +53,7 @@ def ping_pong(connection: socket.socket, payload_bytes: int, laps: int) -> tuple
 
 
 def bulk(connection: socket.socket, payload_bytes: int, count: int) -> float:
-    """Measures bytes per second one way: `count` payloads, each of which the other side confirms."""
+    """Measures bytes per second one way: sends `count` payloads, and the other side confirms each."""
     payload, confirmation = bytes(payload_bytes), memoryview(bytearray(1))
     _command(connection, "sink", payload_bytes, count)
     start = time.perf_counter()

@@ -149,7 +149,7 @@ class ApiClient:
             home = printable(str(self._home))
             return f"; no node with the home {home} serves {self.url}: leave out --home, or set EXO_MESH_API_KEY"
         return (
-            f"; {self.url} is no node of yours: run the command as the user who started that node, "
+            f"; {self.url} is not your node: run the command as the user who started that node, "
             "or set EXO_MESH_API_KEY to a key of that node"
         )
 

@@ -88,7 +88,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _request(data: bytes) -> BatchRequest:
-    """Reads a line. Raises ValueError that says what is wrong."""
+    """Reads a line. Raises ValueError with the reason."""
     if len(data) > MAX_LINE_BYTES:
         raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
     try:
@@ -177,7 +177,7 @@ class ResultFile:
                 custom_id = _id_of_result(data)
                 if custom_id not in ids:
                     raise BatchFileError(
-                        f"{self._path}: line {number} is no result of this batch: name another file with --output"
+                        f"{self._path}: line {number} is not a result of this batch: name another file with --output"
                     )
                 done.add(custom_id)
                 size += len(data)

@@ -1,6 +1,7 @@
-"""Runs a node as a child process: `exo-mesh serve`, which stops when its standard input closes.
+"""Runs nodes as child processes: `exo-mesh serve`, which stops when its standard input closes.
 
-So the child stops even if this process is killed. The child's output goes to a file; its "ready" event is read there.
+So a child stops even if this process is killed. The child's output goes to a file; its "ready" event is read there.
+Everything that starts nodes does it here: verbs, benchmarks, fault and fuzz tools, tests.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
+from exo_mesh.settings.aliases import ALIASES
 
 _POLL_S = 0.05
 STOP_DEADLINE_S = 5.0
 """A node guarantees to stop within this time."""
+
+_QUIET = {
+    "--host": "127.0.0.1",
+    "--grpc-port": "0",
+    "--api-port": "0",
+    "--discovery": "none",
+    "--measure-engines": "off",
+}
 
 
 class ChildNodeError(MeshError):
@@ -34,11 +46,51 @@ def client_of(ready: Mapping[str, Any]) -> ApiClient:
     return ApiClient(ready["api_url"], ready["home"], Path(ready["tls_cert"]) if ready["tls_cert"] else None)
 
 
-class ChildNode:
+class ReadyNode:
+    """What can be asked of a node in another process, over its HTTP API."""
+
+    ready: dict[str, Any]
+    """Its "ready" event: node_id, name, home, api_url, grpc_address."""
+
+    @property
+    def id(self) -> str:
+        return str(self.ready["node_id"])
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["api_url"])
+
+    @property
+    def grpc_address(self) -> str:
+        return str(self.ready["grpc_address"])
+
+    @property
+    def api(self) -> ApiClient:
+        """A client with local rights."""
+        return client_of(self.ready)
+
+    def state(self) -> dict[str, Any]:
+        """GET /state"""
+        state: dict[str, Any] = self.api.get("/state")
+        return state
+
+    def instances(self) -> list[dict[str, Any]]:
+        return list(self.state()["view"]["instances"])
+
+    def knows(self, ids: set[str], model: str) -> bool:
+        """Whether it knows exactly these peers, with their memory, and that each has the model."""
+        state = self.state()
+        peers = state["view"]["peers"]
+        has_all = all(model in peer["models"] for peer in peers)
+        return has_all and {peer["id"] for peer in peers} == ids == set(state["telemetry"])
+
+
+class ChildNode(ReadyNode):
     """One child process. Creating the object starts it; the owner calls `wait_ready` and must call `stop`."""
 
     def __init__(self, flags: Sequence[str], log_path: Path, environ: Mapping[str, str]) -> None:
         self.log_path = log_path
+        self.ready = {}
         command = [sys.executable, "-m", "exo_mesh.cli.main", "serve", *flags]
         command += ["--log-format", "json", "--until-stdin-closes"]
         with log_path.open("wb") as log:
@@ -65,15 +117,28 @@ class ChildNode:
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             if ready := self._event("ready"):
+                self.ready = ready
                 return ready
             if not self.alive:
                 raise ChildNodeError(f"a node exited with code {self._process.returncode}:\n{self.log_tail()}")
             time.sleep(_POLL_S)
         raise DeadlineError(f"a node was not ready after {deadline_s:g} s:\n{self.log_tail()}")
 
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def runners(self) -> list[psutil.Process]:
+        """The runner processes that this node has started and that still run."""
+        try:
+            found = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [process for process in found if _is_runner(process)]
+
     def log_tail(self, num_lines: int = 12) -> str:
         """The path of the child's log and the log's last lines."""
-        lines = self.log_path.read_text(errors="replace").splitlines()[-num_lines:]
+        lines = self.log.splitlines()[-num_lines:]
         return "\n".join([f"last lines of {self.log_path}:", *(f"  {line}" for line in lines)])
 
     def ask_to_stop(self) -> None:
@@ -95,9 +160,43 @@ class ChildNode:
             self._process.wait()
 
     def _event(self, name: str) -> dict[str, Any] | None:
-        for line in self.log_path.read_text(errors="replace").splitlines():
+        for line in self.log.splitlines():
             if line.startswith('{"event"') and line.endswith("}"):
                 event: dict[str, Any] = json.loads(line)
                 if event["event"] == name:
                     return event
         return None
+
+
+def own_environ(**variables: str) -> dict[str, str]:
+    """Returns this process's environment without settings of exo-mesh, and with these variables."""
+    others = {alias.variable for alias in ALIASES}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_") and key not in others}
+    return {**kept, **variables}
+
+
+def start_node(
+    home: Path, flags: Sequence[str], environ: Mapping[str, str] | None = None, *, without: Sequence[str] = ()
+) -> ChildNode:
+    """Starts a node with this home and this name, on the loopback, with free ports, which meets only whom its flags
+    name. Flags replace any of that. without: usual flags that are left out."""
+    home.mkdir(parents=True, exist_ok=True)
+    usual = {"--home": str(home), "--name": home.name, **_QUIET}
+    own = [word for flag, value in usual.items() if flag not in (*flags, *without) for word in (flag, value)]
+    return ChildNode([*own, *flags], home / "node.log", own_environ() if environ is None else environ)
+
+
+def stop_all(children: Iterable[ChildNode]) -> None:
+    """Stops children side by side."""
+    stopping = list(children)
+    for child in stopping:
+        child.ask_to_stop()
+    for child in stopping:
+        child.stop()
+
+
+def _is_runner(process: psutil.Process) -> bool:
+    try:
+        return "exo_mesh.rings.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, client_of
+from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, client_of, start_node, stop_all
 from exo_mesh.errors import DeadlineError, MeshError
 
 _START_DEADLINE_S = 60.0
@@ -66,10 +66,7 @@ def local_mesh(num_peers: int, flags: Sequence[str], name: str, api_port: int | 
     except MeshError as exc:
         raise MeshError("\n".join([str(exc), *(child.log_tail() for child in mesh.children)])) from exc
     finally:
-        for child in mesh.children:
-            child.ask_to_stop()
-        for child in mesh.children:
-            child.stop()
+        stop_all(mesh.children)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -77,20 +74,14 @@ def _start(
     children: list[ChildNode], num_peers: int, flags: Sequence[str], name: str, scratch: Path, api_port: int | None
 ) -> None:
     meeting_port = free_port()
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
     for index in range(num_peers):
-        home = scratch / f"peer-{index + 1}"
-        home.mkdir()
-        own = ["--home", str(home), "--name", f"peer-{index + 1}", "--host", "127.0.0.1", "--discovery", "none"]
-        own += ["--namespace", f"{name}-{os.getpid()}"]
-        # its home is deleted at the end, and several nodes would measure beside each other
-        own += [] if "--measure-engines" in flags else ["--measure-engines", "off"]
+        own = ["--namespace", f"{name}-{os.getpid()}"]
         if index == 0:
-            own += ["--grpc-port", str(meeting_port)]
-            own += [] if api_port is None else ["--api-port", str(api_port)]
+            own += ["--grpc-port", str(meeting_port), *([] if api_port is None else ["--api-port", str(api_port)])]
         else:
-            own += ["--grpc-port", "0", "--api-port", "0", "--bootstrap-peers", f"127.0.0.1:{meeting_port}"]
-        children.append(ChildNode([*own, *flags], home / "node.log", environ))
+            own += ["--bootstrap-peers", f"127.0.0.1:{meeting_port}"]
+        without = ["--api-port"] if index == 0 else []  # it then gets the default one, or the next
+        children.append(start_node(scratch / f"peer-{index + 1}", [*own, *flags], without=without))
 
 
 def free_port() -> int:

@@ -33,8 +33,8 @@ def default_url(home: Path | str | None = None, own_certificate: Path | None = N
 
 
 def homes_of(home: Path | str | None) -> list[Path]:
-    """The homes of the nodes that a command may mean: the named one, or else the default one and those of the other
-    nodes of this user that run."""
+    """The homes of the nodes that a command may mean: the named home, or else the default home and the homes of this
+    user's other running nodes."""
     return [values.path(str(home))] if home else [home_of(os.environ), *registered_homes(own_nodes_dir())]
 
 

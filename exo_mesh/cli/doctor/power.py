@@ -14,8 +14,8 @@ from exo_mesh.machine.power import apple, nvidia, system_files
 
 @dataclass(frozen=True, slots=True)
 class PowerSources:
-    """The sources of this machine. counters: readable energy counters; locked: those that only root may read. tool: the
-    program used on a Mac, "" for none."""
+    """The sources of this machine. counters: readable energy counters; locked: counters that only root may read. tool:
+    the program used on a Mac, "" for none."""
 
     sensors: bool = False
     counters: int = 0

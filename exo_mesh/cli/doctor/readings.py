@@ -266,7 +266,7 @@ def read_clock(name: str, url: str) -> ClockReading:
 
 
 def read_directories(loaded: LoadedSettings, models_dirs: Sequence[Path]) -> list[DirectoryReading]:
-    """Reads the home and models_dirs, where a node looks for models. Those that the settings name must exist."""
+    """Reads the home and models_dirs, where a node looks for models. Directories that the settings name must exist."""
     named = loaded.settings.models_dirs
     return [
         read_home(loaded.settings.home),

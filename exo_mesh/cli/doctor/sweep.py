@@ -39,6 +39,7 @@ class Sweep:
 
 
 def sweep(default_home: Path, home: Path | None, grace_s: float | None) -> Sweep:
-    """Finds processes and ends them. home: only those of that node. grace_s: SIGTERM to SIGKILL; None: end none."""
+    """Finds processes and ends them. home: only the processes of that node. grace_s: SIGTERM to SIGKILL; None: end
+    none."""
     found = own_processes(default_home, home)
     return Sweep(tuple(found), end_processes(found, grace_s) if grace_s is not None else {})

@@ -71,7 +71,7 @@ class Installation:
             self._say("the service runs, and nothing has changed")
 
     def uninstall(self) -> None:
-        """Stops the service and removes its files, except those that the user may have edited."""
+        """Stops the service and removes its files, except files that the user may have edited."""
         plan, is_here = self._plan, self._root == Path("/")
         if is_here:
             self._steps(plan.stop)

@@ -23,11 +23,11 @@ from exo_mesh.settings.loading import load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the action, what it is done to, `--all`, `--prefix-disk`, `--home` and `--json`."""
+    """Adds the action, its argument, `--all`, `--prefix-disk`, `--home` and `--json`."""
     parser.add_argument("what", choices=("ls", "rm", "pin", "unpin"), help="the action")
     parser.add_argument("which", nargs="?", metavar="KEY|MODEL", help="for rm, pin and unpin: which files")
     parser.add_argument("--all", action="store_true", help="for rm: all files")
-    parser.add_argument("--prefix-disk", metavar="DIR", help="the directory, if not that of the node's settings")
+    parser.add_argument("--prefix-disk", metavar="DIR", help="the directory; by default the one in the node's settings")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

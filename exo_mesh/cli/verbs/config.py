@@ -20,7 +20,7 @@ from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, default_settings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.setting import Setting
-from exo_mesh.settings.table import GROUPS, SECRET_MAPPINGS, SETTINGS
+from exo_mesh.settings.table import GROUPS, SETTINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +83,13 @@ def _as_json(loaded: LoadedSettings, *, origin: bool) -> dict[str, object]:
 
 def _shown(setting: Setting, settings: Settings) -> str:
     """The value in force as text; secret parts are `***`."""
-    if setting.name in SECRET_MAPPINGS:
+    if setting.secret:
         return setting.separator.join(f"{key}=***" for key in setting.value(settings))
     return setting.text(settings)
 
 
 def reference() -> str:
-    """The settings as Markdown, a table for each group, and the aliases; docs/reference/configuration.md has them."""
+    """The settings as Markdown, a table for each group, and the aliases; docs/reference/settings.md has them."""
     lines = []
     for title, settings in GROUPS.items():
         lines += [f"### {title.capitalize()}", "", "| flag | variable | key in `config.toml` | default | meaning |"]
@@ -102,18 +102,10 @@ def reference() -> str:
 def _reference_row(setting: Setting) -> str:
     flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
     key = "-" if setting.name == "home" else f"`{setting.name}`"
-    return f"| {flag} | `{setting.variable}` | {key} | {_default(setting.name)} | {setting.help} |"
+    return f"| {flag} | `{setting.variable}` | {key} | {_default(setting)} | {setting.help} |"
 
 
-def _default(name: str) -> str:
+def _default(setting: Setting) -> str:
     """The default for the reference; words instead of values that depend on the machine."""
-    words = {
-        "home": "the XDG data directory",
-        "name": "the host name",
-        "secret_file": "`mesh.secret` in the home, if there is one",
-    }
-    defaults: Settings = default_settings()
-    if name in words:
-        return words[name]
-    text = SETTINGS[name].text(defaults)
-    return f"`{text}`" if text else ""
+    text = setting.text(default_settings())
+    return setting.default_words or (f"`{text}`" if text else "")

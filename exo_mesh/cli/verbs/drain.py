@@ -36,19 +36,19 @@ def run(args: argparse.Namespace) -> int:
         client.delete("/drain")
         say("the node accepts requests again")
         return exit_codes.OK
-    state = client.post("/drain", {})
+    drain = client.post("/drain", {})
     end = time.monotonic() + args.wait
-    while not state["drained"] and time.monotonic() < end:
+    while not drain["drained"] and time.monotonic() < end:
         time.sleep(_POLL_S)
-        state = client.get("/drain")
-    if state["drained"]:
+        drain = client.get("/drain")
+    if drain["drained"]:
         say("drained: the node can be stopped")
     else:
-        left = f"{counted(state['requests'], 'request')} and {counted(state['sequences'], 'sequence')}"
+        left = f"{counted(drain['requests'], 'request')} and {counted(drain['sequences'], 'sequence')}"
         say(f"not drained: {left} of its stages still run")
     for line in staying(client.get("/state")):
         say(line)
-    return exit_codes.OK if state["drained"] else exit_codes.FAILED
+    return exit_codes.OK if drain["drained"] else exit_codes.FAILED
 
 
 def staying(state: Mapping[str, Any]) -> list[str]:

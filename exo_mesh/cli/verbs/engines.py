@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_devices(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sets `device` in each engine to what it computes on here, or None if it cannot run; returns the same list.
+    """Sets `device` in each engine to the device that it computes on here, or None if it cannot run; returns the same
+    list.
 
     usable_bytes: what a node without --max-memory and without loaded models would offer the mesh now.
     """

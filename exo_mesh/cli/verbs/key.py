@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _home(args: argparse.Namespace) -> list[str]:
-    """The home that --home names, or that of the node that the command means; [] for the default one."""
+    """The home that --home names, or the home of the node that the command means; [] for the default home."""
     if args.home or (os.environ.get("EXO_MESH_HOME") and not args.api_url):
         return list(args.home or ())
     client = ApiClient(args.api_url)

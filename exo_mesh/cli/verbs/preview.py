@@ -43,7 +43,7 @@ _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 ID_CHARS = 12
 """Of an id where a name will not do."""
 _FIELDS = {"group": "groups", "exclude": "exclude_peers"}
-"""The names of wishes in the API, where they differ from those of the arguments."""
+"""The names of placement options in the API, where they differ from the names of the arguments."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

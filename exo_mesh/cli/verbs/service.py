@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_place(part: argparse.ArgumentParser) -> None:
     """Adds the flags that select the service and its place."""
-    text = "macOS, without --user: account of the node; by default the one that calls sudo"
+    text = "macOS, without --user: account of the node; by default your account, also under sudo"
     part.add_argument("--user", action="store_true", help="a service of your account, not of the machine")
     part.add_argument("--manager", choices=("systemd", "launchd"), help="service manager; by default this machine's")
     part.add_argument("--run-as", metavar="USER", help=text)
-    text = "the exo-mesh program to start; by default the one of this environment"
+    text = "the exo-mesh program to start; by default this environment's"
     part.add_argument("--program", metavar="FILE", help=text)
     text = "install into the system image in this directory; nothing is started"
     part.add_argument("--root", default="/", metavar="DIR", help=text)

@@ -39,18 +39,18 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
     """Prints what `GET /state` of the node at `url` answered, for people."""
     health, names = state["health"], peer_names(dict(state))
     console.print(f"{url}: ", state_text(health["status"].replace("_", " ")), sep="", soft_wrap=True)
-    _print_reasons(console, health.get("reasons", ()))
-    has_roles = any(peer.get("role", "full") != "full" for peer in state["view"]["peers"])
+    _print_reasons(console, health["reasons"])
+    has_roles = any(peer["role"] != "full" for peer in state["view"]["peers"])
     shown = len(_PEER_HEADER) if has_roles else len(_PEER_HEADER) - 1
     print_table(console, _PEER_HEADER[:shown], [row[:shown] for row in _peer_rows(state, names)])
     for peer in state["view"]["peers"]:
         for line in _server_lines(peer):
             console.print(line, soft_wrap=True)
-    for peer in health.get("peer_health", ()):
+    for peer in health["peer_health"]:
         if peer["id"] != state["node_id"] and peer["reasons"]:
             console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=True)
             _print_reasons(console, peer["reasons"])
-    instances, details = state["view"]["instances"], {one["id"]: one for one in health.get("instance_health", ())}
+    instances, details = state["view"]["instances"], {one["id"]: one for one in health["instance_health"]}
     if not instances:
         console.print("no model is loaded")
         return
@@ -65,7 +65,7 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
 def _server_lines(peer: Mapping[str, Any]) -> list[str]:
     """One line for each model server beside a peer: requests leave the mesh there, as text."""
     by_server: dict[str, list[str]] = {}
-    for one in peer.get("served", ()):
+    for one in peer["served"]:
         by_server.setdefault(f"{printable(one['engine'])} at {printable(one['server'])}", []).append(one["name"])
     return [
         f"{printable(peer['name'])} passes text to {server}, which serves {printable(', '.join(names))}"
@@ -76,26 +76,25 @@ def _server_lines(peer: Mapping[str, Any]) -> list[str]:
 def _print_reasons(console: Console, reasons: Iterable[Mapping[str, str]]) -> None:
     """Prints each problem, and its remedy below it."""
     for reason in reasons:
-        level = reason.get("level", "degraded")
-        word = state_text("note" if level == "ok" else level)
+        word = state_text("note" if reason["level"] == "ok" else reason["level"])
         console.print("  ", word, f": {printable(reason['message'])}", sep="", soft_wrap=True)
-        if reason.get("remedy"):
+        if reason["remedy"]:
             console.print(f"    -> {printable(reason['remedy'])}", soft_wrap=True)
 
 
 def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[object]]:
     """The rows of all peers, with their roles as the last column."""
     rows: list[list[object]] = []
-    levels = {one["id"]: one["level"] for one in state["health"].get("peer_health", ())}
+    levels = {one["id"]: one["level"] for one in state["health"]["peer_health"]}
     for peer in state["view"]["peers"]:
         reading = state["telemetry"].get(peer["id"], {})
         here = " (here)" if peer["id"] == state["node_id"] else ""
         engine = next((device["engine"] for device in peer["devices"]), "") or "none"
-        memory = [human_bytes(reading[key]) if key in reading else "?" for key in ("usable_bytes", "reserved_bytes")]
+        figures = [reading.get(key) for key in ("usable_bytes", "reserved_bytes")]
+        memory = ["unknown" if one is None else human_bytes(one) for one in figures]
         health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
-        role = peer.get("role", "full")
-        rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], role])
-    for gone in state["health"].get("peer_health", ()):
+        rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], peer["role"]])
+    for gone in state["health"]["peer_health"]:
         if gone["id"] not in names:
             asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
             health = state_text("asleep" if asleep else gone["level"])

@@ -19,8 +19,8 @@ class EmbedSpec:
 
     normalise: scale the vector to length 1. dimensions: keep only that many first values, before the scaling; 0 keeps
     all. whole: each token sees all others, as in an encoder, so the text must be computed in one row. second: where
-    the second text of a pair begins; 0 for a single text. choice: for a score from logits, the token that means yes,
-    and perhaps the one that means no: the score is the logit of the first after the text, less that of the second.
+    the second text of a pair begins; 0 for a single text. choice: for a score from logits, the token ids `(yes,)`
+    or `(yes, no)`: the score is the logit of yes after the text, minus the logit of no if it is given.
     """
 
     pooling: Pooling = "mean"

@@ -43,7 +43,7 @@ def find_tasks(config: Mapping[str, Any], steps: Sequence[str] | None) -> tuple[
 
 
 def why_not(model: str, tasks: tuple[str, ...], wanted: str) -> str:
-    """Says in a sentence why a model cannot do a task, and what it can do; "" if it can do the task."""
+    """Says in a sentence why a model cannot do a task, and names its tasks; "" if it can do the task."""
     if wanted in tasks:
         return ""
     able = " and ".join(_NAMES.get(task, task.replace("_", " ")) for task in tasks) or "do nothing that this API has"

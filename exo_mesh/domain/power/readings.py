@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from exo_mesh.domain.fields import Cut, NotSent
 
 VALUES = (
     "utilization", "power_w", "temperature_c", "memory_used_bytes", "memory_total_bytes", "mapped_used_bytes",
@@ -18,6 +20,9 @@ VALUES = (
 
 DIGITS = {"utilization": 3, "power_w": 2, "temperature_c": 1, "clock_hz": 0, "energy_j": 1}
 """Decimals of the values that are not whole numbers; more decimals would be noise."""
+
+MAX_ACCELERATORS = 32
+_Word = Annotated[str, Cut(16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,12 @@ class AcceleratorReading:
     """One GPU or NPU. id: "gpu0", "npu0", unique on its machine. kind: gpu or npu. in_processor: it is part of the
     processor package, so the package's energy counter includes it; only its own node knows this."""
 
-    id: str
-    kind: str
-    vendor: str
-    name: str
+    id: _Word
+    kind: _Word
+    vendor: _Word
+    name: Annotated[str, Cut(128)]
     values: DeviceValues = UNKNOWN
-    in_processor: bool = False
+    in_processor: Annotated[bool, NotSent()] = False
 
     def describe(self) -> dict[str, Any]:
         return {"id": self.id, "kind": self.kind, "vendor": self.vendor, "name": self.name, **self.values.describe()}
@@ -93,9 +98,9 @@ class HardwareReading:
     to other peers."""
 
     machine: DeviceValues = UNKNOWN
-    accelerators: tuple[AcceleratorReading, ...] = ()
+    accelerators: Annotated[tuple[AcceleratorReading, ...], Cut(MAX_ACCELERATORS)] = ()
     machine_digest: int = 0
-    parts: tuple[PartPower, ...] = ()
+    parts: Annotated[tuple[PartPower, ...], NotSent()] = ()
 
     def describe(self) -> dict[str, Any]:
         """Returns the readings as JSON values, without the parts."""

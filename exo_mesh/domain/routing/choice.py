@@ -35,7 +35,7 @@ RESIDUAL = 0.5
 
 
 class Job(NamedTuple):
-    """What is left of a request: prompt tokens to compute, and the expected number of tokens to draw."""
+    """The rest of a request: prompt tokens to compute, and the expected number of tokens to draw."""
 
     prompt_tokens: float
     output_tokens: float
@@ -116,8 +116,8 @@ def _pacing(option: Option, running: int, prior: Pacing) -> Pacing:
 
 
 def _prompts_ahead(option: Option, slots: int, job: Job) -> float:
-    """Prompt tokens that are computed before those of a new request: an instance computes one prompt after the other.
-    Of the requests of other entry peers only those in the queue count: how far the running ones are is unknown."""
+    """Prompt tokens that are computed before a new request's: an instance computes one prompt after the other. Of the
+    requests of other entry peers only those in the queue count: how far the running ones are is unknown."""
     num_queued = min(option.others, max(0, option.num_requests - slots))
     return sum(one.prompt_tokens for one in option.own) + num_queued * job.prompt_tokens
 
@@ -137,8 +137,8 @@ def _slot_wait_s(option: Option, slots: int, pacing: Pacing, job: Job) -> float:
 
 
 def choose(options: Sequence[Option], job: Job, rng: random.Random) -> int:
-    """The index of the instance with the least expected cost. Among near-equal ones: the one with the fewest requests,
-    then with the fewest own ones, then a random one, so that several entry peers do not all choose the same one."""
+    """The index of the instance with the least expected cost. Among near-equal instances: the fewest requests, then the
+    fewest own requests, then a random instance, so that several entry peers do not all choose the same one."""
     costs = [expected.cost for expected in expected_times(options, job)]
     most = min(costs) * (1 + NEAR) + NEAR_S
     near = [index for index, cost in enumerate(costs) if cost <= most]

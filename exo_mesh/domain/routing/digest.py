@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from exo_mesh.domain.images import PictureSpec, content_of_prompt
 
 BLOCK_TOKENS = 64
-"""Prompts are compared by whole blocks, like those of the prefix cache of an instance."""
+"""Prompts are compared by whole blocks, as in the prefix cache of an instance."""
 
 SALT_BYTES = 8
 MAX_ENTRIES = 170

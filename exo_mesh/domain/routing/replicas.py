@@ -43,7 +43,7 @@ class ReplicaAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUse:
-    """A ready instance. waiting, outstanding: requests in its queue, and with those that run. slots: requests that it
+    """A ready instance. waiting, outstanding: requests in its queue, and with the running ones. slots: requests that it
     runs at once. is_auto: the mesh placed it by itself, and nobody has asked for it since. is_mine: this node owns
     it."""
 
@@ -76,7 +76,7 @@ class ModelLoad:
 
     @property
     def last_auto(self) -> ReplicaUse | None:
-        """The only instance that may be given back: the last one that was placed automatically."""
+        """The only instance that may be given back: the last automatically placed instance."""
         return next((one for one in reversed(self.instances) if one.is_auto), None)
 
 

@@ -21,11 +21,11 @@ LEAST_PART = 0.125
 """The line never goes below this part of the mean step, whatever noisy samples say of its slope."""
 
 HALF_LIFE_S = 600.0
-"""A measured time is taken for half of what it was after this time without a new sample: an instance that was slow once
-is tried again, a twice as slow one after ten minutes."""
+"""A measured time is halved after this time without a new sample: an instance that was slow once is tried again, a
+twice as slow one after ten minutes."""
 
 MAX_INSTANCES = 256
-"""Instances, and models, of which figures are kept; the oldest figures are dropped first."""
+"""Most instances, and models, with kept figures; the oldest figures are dropped first."""
 
 FIRST_OUTPUT_TOKENS = 256.0
 """Expected length of an answer of a model that has not answered yet."""
@@ -85,8 +85,8 @@ class Speed:
         return self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
 
     def took_first(self, prompt_tokens: int, seconds: float, now: float) -> None:
-        """Note a first token. prompt_tokens: of this request and of those that were computed before it in the same
-        time. seconds: from the turn of the request to its first token."""
+        """Note a first token. prompt_tokens: of this request and of the prompts computed before it in the same time.
+        seconds: from the turn of the request to its first token."""
         prefill_s = max(0.0, seconds - self.step.at(1))
         if self.is_known:
             prefill_s = min(prefill_s, OUTLIER * max(self.prompt_token_s * prompt_tokens, self.step.at(1)))

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from exo_mesh.domain.fields import SentAs, Size, Tidied
 
 MAX_SETTINGS = 32
 """Most names in one table. This version shares a dozen."""
@@ -27,25 +30,30 @@ class SharedSetting:
 
     @property
     def rank(self) -> tuple[int, str, bool, str]:
-        """The order of versions: of two versions, the one with the higher rank is in force."""
+        """The order of versions: the version with the higher rank is in force."""
         return self.counter, self.author, self.text is not None, self.text or ""
+
+
+def _highest(entries: Iterable[SharedSetting]) -> tuple[SharedSetting, ...]:
+    """The highest-ranked entry of each name, by name."""
+    best: dict[str, SharedSetting] = {}
+    for entry in entries:
+        held = best.get(entry.name)
+        if held is None or entry.rank > held.rank:
+            best[entry.name] = entry
+    return tuple(best[name] for name in sorted(best))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings:
     """A table of shared settings, by name. Withdrawn settings stay in it: an older peer may still have the value."""
 
-    entries: tuple[SharedSetting, ...] = ()
+    entries: Annotated[tuple[SharedSetting, ...], SentAs("settings"), Size(MAX_SETTINGS), Tidied(_highest)] = ()
 
     @classmethod
     def of(cls, entries: Iterable[SharedSetting]) -> SharedSettings:
         """Builds the table with the highest-ranked entry of each name."""
-        best: dict[str, SharedSetting] = {}
-        for entry in entries:
-            held = best.get(entry.name)
-            if held is None or entry.rank > held.rank:
-                best[entry.name] = entry
-        return cls(tuple(best[name] for name in sorted(best)))
+        return cls(_highest(entries))
 
     def merged(self, *others: SharedSettings) -> SharedSettings:
         """Merges this table and others to one."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from exo_mesh.domain.fields import Cut, Flat, Only, Printable
 
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 64
 """The request by which engines are compared. Its prompt is also the prompt of a predicted time to the first token."""
@@ -70,10 +73,27 @@ class EngineSpeed:
         return cost.of(num_layers, is_last=True) / (max(1, step_bytes) / 1e9)
 
 
-ModelSpeeds = tuple[tuple[str, tuple[tuple[str, EngineSpeed], ...]], ...]
-"""By model digest (its first DIGEST_CHARS characters): by engine, its measured speed."""
-
 DIGEST_CHARS = 32
+
+MAX_MODELS, MAX_ENGINES = 32, 8
+"""Most models of one peer with speeds, and most engines of one model; the rest is cut off."""
+
+
+def _is_valid(named: tuple[str, EngineSpeed]) -> bool:
+    return named[1].is_valid
+
+
+def _has_speeds(of_model: tuple[str, tuple[object, ...]]) -> bool:
+    return bool(of_model[1])
+
+
+_NamedSpeed = tuple[Annotated[str, Printable(64)], Annotated[EngineSpeed, Flat()]]
+_NamedSpeeds = Annotated[tuple[_NamedSpeed, ...], Cut(MAX_ENGINES), Only(_is_valid)]
+ModelSpeeds = Annotated[
+    tuple[tuple[Annotated[str, Printable(DIGEST_CHARS)], _NamedSpeeds], ...], Cut(MAX_MODELS), Only(_has_speeds)
+]
+"""By model digest (its first DIGEST_CHARS characters): by engine, its measured speed. Impossible figures of a peer are
+left out: placement computes with them."""
 
 
 def speed_of(speeds: ModelSpeeds, digest: str, engine: str) -> EngineSpeed | None:

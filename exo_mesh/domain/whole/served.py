@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from exo_mesh.domain.fields import Printable
 
 SERVED_ARCHITECTURE = "served"
-"""The architecture in the card of a served model: only its server knows what it computes."""
+"""The architecture in the card of a served model: only its server knows the real one."""
 
 SERVED_DIGEST = "served:"
 """The digest in the card of a served model begins with this word: there are no files to compute one from."""
+
+MAX_SERVED = 64
+"""Most served models of one peer; the rest is cut off."""
+
+Name = Annotated[str, Printable(256)]
+"""A peer sends it, and has it from a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +31,11 @@ class ServedModel:
     at once; 0 if it does not say.
     """
 
-    name: str
-    engine: str
-    server: str
-    served_name: str
-    stands_for: str = ""
+    name: Name
+    engine: Name
+    server: Name
+    served_name: Name
+    stands_for: Name = ""
     context_limit: int = 0
     slots: int = 0
 

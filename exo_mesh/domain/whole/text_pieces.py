@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from exo_mesh.domain.fields import AnyText, Newer, Printable, Size
 
 PieceKind = Literal["text", "reasoning", "call"]
+MAX_STOPS = 64
+MAX_CALL_ID_CHARS = 256
+
+_Text = Annotated[str, AnyText()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +23,11 @@ class TextPiece:
     id if the engine gives one; `text` is the next part of the arguments, which together are a JSON object.
     """
 
-    kind: PieceKind
-    text: str
+    kind: Annotated[PieceKind, Newer()]
+    text: _Text
     call: int = 0
-    call_id: str = ""
-    name: str = ""
+    call_id: Annotated[str, Printable(MAX_CALL_ID_CHARS)] = ""
+    name: _Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,8 @@ class Respelling:
     """
 
     ids: tuple[int, ...]
-    spelling: str = ""
-    known: str = ""
+    spelling: _Text = ""
+    known: _Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,13 @@ class TextInput:
     client has already. thinking_budget: most tokens of reasoning; None for no limit."""
 
     body: bytes
-    stops: tuple[str, ...] = ()
+    stops: Annotated[tuple[_Text, ...], Size(MAX_STOPS)] = ()
     begun: tuple[TextPiece, ...] = ()
     thinking_budget: int | None = None
 
 
 def rest_of(pieces: Iterable[TextPiece], known: Sequence[TextPiece]) -> list[TextPiece]:
-    """The pieces after those that are known, which are text and reasoning."""
+    """The pieces after the known ones; known pieces are text and reasoning."""
     left = {kind: len(text_of(known, kind)) for kind in get_args(PieceKind)}
     found = []
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Checks that loading reports its progress, and names what is wrong with a model that cannot be loaded."""
+"""Checks that loading reports its progress, and names the fault of a model that cannot be loaded."""
 
 from __future__ import annotations
 

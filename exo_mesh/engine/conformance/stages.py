@@ -72,7 +72,7 @@ class CutModel:
 
 
 class Stages:
-    """A split of a model. Token ids default to those of `model.tokens` at each row's positions."""
+    """A split of a model. Token ids default to `model.tokens` at each row's positions."""
 
     def __init__(self, model: CutModel, engines: Sequence[StageEngine]) -> None:
         self.model = model

@@ -221,7 +221,7 @@ def text(file: Path) -> str:
 
 
 def number(file: Path) -> float | None:
-    """Returns the one number in a file; None if there is none."""
+    """Returns the number in a file; None if there is none."""
     with contextlib.suppress(ValueError):
         return float(text(file))
     return None

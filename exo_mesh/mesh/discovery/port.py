@@ -12,8 +12,7 @@ Suggest = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a node publishes about itself so that others can dial it; the address is the one that the announcement came
-    from.
+    """A node's announcement, by which others can dial it; the address is the sender's.
 
     name and protocol are for display only; the hello decides whether two nodes fit together. host: the loopback address
     that the control port is bound to, if it differs from the address that the announcement comes from.

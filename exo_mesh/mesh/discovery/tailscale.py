@@ -120,7 +120,7 @@ class DevicePorts:
         self._may_read = True
 
     async def look(self, session: aiohttp.ClientSession, devices: list[TailnetDevice], own_port: int) -> None:
-        """Publish and read what is due, for at most MAX_CALLS devices. Never raises: a failed call is retried later."""
+        """Publish and read the due devices, at most MAX_CALLS of them. Never raises: a failed call is retried later."""
         own_hosts = set(self._hosts())
         others = [device for device in devices if device.id and own_hosts.isdisjoint(device.hosts)]
         for device in devices:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError, StrangerError, TransportError
+from exo_mesh.mesh.membership.calls import HELLO
 from exo_mesh.mesh.membership.exchange import Exchange
 from exo_mesh.mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.mesh.membership.peers import ITSELF, Peer, addresses_of, reached_at
@@ -140,7 +141,7 @@ class Admission:
         reply = pb.HelloReply()
         for _ in range(2):
             request = pb.HelloRequest(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
-            reply = await client.hello(request, roster.timing.call_s)
+            reply = await client.call(HELLO, request, roster.timing.call_s)
             verdict = update_from_proto(reply.verdict) if reply.HasField("verdict") else None
             if verdict is None or not roster.swim.is_accused(verdict):
                 break
@@ -169,7 +170,7 @@ class Admission:
             return f"the node with id {caller.id[:8]} has restarted since (incarnation {known.info.incarnation})"
         try:
             hello = pb.HelloRequest(peer=codec.peer_to_proto(self._roster.own))
-            reply = await known.client.hello(hello, CLASH_S)
+            reply = await known.client.call(HELLO, hello, CLASH_S)
         except MeshError:
             return ""
         if reply.peer.id == caller.id and reply.peer.incarnation == known.info.incarnation:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from exo_mesh.errors import MeshError
+from exo_mesh.mesh.membership.calls import EXCHANGE
 from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.messages import fence_from_proto, fence_to_proto, summary_to_proto, update_in_summary
 from exo_mesh.mesh.membership.news import News
@@ -87,7 +88,7 @@ class Exchange:
             telemetry=self._news.readings(),
             fences_digest=roster.records.fences.sum,
         )
-        reply = await client.exchange(request, call_s)
+        reply = await client.call(EXCHANGE, request, call_s)
         self._news.hear(reply.updates, (), reply.telemetry, client)
         fences = self._missing_there(reply)
         if not reply.summary and not fences:
@@ -101,7 +102,7 @@ class Exchange:
         )
         lives = self._compare(reply.summary, second, client) if reply.summary else {}
         if second.want or second.push or second.updates or second.fences:
-            reply = await client.exchange(second, call_s)
+            reply = await client.call(EXCHANGE, second, call_s)
             self._news.take(reply.newer, lives)
         return not reply.unknown_sender
 
@@ -163,7 +164,8 @@ class Exchange:
             reply.fences.extend(room.fitting(map(fence_to_proto, self._own_fences())))
 
     def _missing_there(self, reply: pb.ExchangeReply) -> list[pb.Fence]:
-        """Store the received deletions. Returns those that the other side lacks, as far as they fit into a message."""
+        """Store the received deletions. Returns deletions that the other side lacks, as far as they fit into a
+        message."""
         there = [fence_from_proto(message) for message in reply.fences]
         self._roster.take_fences(there)
         if reply.fences_digest == self._roster.records.fences.sum:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 MAX_ITEMS = 1024
-"""Most updates waiting at once; the one that was sent most often is dropped first."""
+"""Most updates waiting at once; the most often sent update is dropped first."""
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.errors import InputError, MeshError
+from exo_mesh.mesh.membership.calls import share_keys
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.key_table import ApiKey, KeysById, missing, table_digest
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
-from exo_mesh.wire.proto import control_pb2 as pb
 
 LOOK_EVERY_S = 0.5
 """A changed file is sent to the peers within this time."""
-CALL_S = 1.5
 AT_ONCE = 16
 """Parallel calls when a change is sent to all peers."""
 
@@ -32,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeySharing:
-    """Keeps the API keys of this node equal to those of its peers. file: the keys of this node. is_closed: whether the
+    """Keeps the API keys of this node equal to its peers' keys. file: the keys of this node. is_closed: whether the
     mesh has a secret."""
 
     def __init__(self, file: KeyFile, membership: Membership, *, is_closed: bool) -> None:
@@ -70,16 +68,16 @@ class KeySharing:
                 _log.warning("cannot read or share the API keys, retrying: %s", exc)
             await next_beat(LOOK_EVERY_S)
 
-    async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
-        """Answer a peer that sends keys, or that asks for this node's keys because its digest differs."""
+    async def compare(self, digest: int, received: Sequence[ApiKey] | None) -> tuple[int, list[ApiKey]]:
+        """Take the keys that a peer sends or, if it sends none (None), compare its digest. Returns the digest of this
+        node and, if the compared ones differ, its keys."""
         if not self._is_closed:
             raise InputError("API keys are shared only in a mesh with a secret; this mesh is open")
         self._look()
-        if request.keys:
-            await self._store(keys_from_proto(request.keys))
-            return pb.ShareKeysReply(digest=self._digest)
-        differs = request.digest != self._digest
-        return pb.ShareKeysReply(digest=self._digest, keys=keys_to_proto(self._shared.values()) if differs else ())
+        if received is not None:
+            await self._store(received)
+            return self._digest, []
+        return self._digest, list(self._shared.values()) if digest != self._digest else []
 
     def _look(self) -> None:
         """Queue changes of this node's key file for sending to the peers."""
@@ -111,23 +109,22 @@ class KeySharing:
     async def _send(self, keys: list[ApiKey]) -> None:
         """Send keys to all peers. A peer that misses them has another digest afterwards and is asked then."""
         turns = asyncio.Semaphore(AT_ONCE)
-        request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(keys))
 
         async def send(peer: Peer) -> None:
             async with turns:
                 with contextlib.suppress(MeshError):
-                    await peer.client.share_keys(request, CALL_S)
+                    await share_keys(self._membership.calls, peer.id, self._digest, keys)
 
         await asyncio.gather(*(send(peer) for peer in self._membership.peers))
 
     async def _compare(self) -> None:
         """Ask one peer whose last telemetry has another digest; at most once per telemetry reading."""
         for peer in self._membership.peers:
-            reading = self._membership.reading_of(peer.id)
-            if reading is None or reading.keys_digest in (0, self._digest):
+            sequence, digest = self._membership.keys_digest_of(peer.id)
+            if digest in (0, self._digest):
                 continue
-            if reading.sequence > self._compared.get(peer.id, 0):
-                self._compared[peer.id] = reading.sequence
+            if sequence > self._compared.get(peer.id, 0):
+                self._compared[peer.id] = sequence
                 await self._ask(peer)
                 break
         gone = [peer_id for peer_id in self._compared if not self._membership.is_alive(peer_id)]
@@ -136,11 +133,10 @@ class KeySharing:
 
     async def _ask(self, peer: Peer) -> None:
         try:
-            reply = await peer.client.share_keys(pb.ShareKeysRequest(digest=self._digest), CALL_S)
-            theirs = keys_from_proto(reply.keys)
+            calls = self._membership.calls
+            digest, theirs = await share_keys(calls, peer.id, self._digest)
             await self._store(theirs)
-            if reply.digest != self._digest and (lacking := missing(self._shared, {key.id: key for key in theirs})):
-                request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(lacking))
-                await peer.client.share_keys(request, CALL_S)
+            if digest != self._digest and (lacking := missing(self._shared, {key.id: key for key in theirs})):
+                await share_keys(calls, peer.id, self._digest, lacking)
         except MeshError as exc:
             _log.debug("exchange of API keys with %s failed: %s", peer.info.name, exc)

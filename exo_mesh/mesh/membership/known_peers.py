@@ -11,6 +11,7 @@ from pathlib import Path
 
 from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.peer_names import matching, peer_named
 
 FILE_NAME = "known_peers.json"
 MAX_KNOWN = 256
@@ -50,10 +51,14 @@ class KnownPeers:
         if (peer := self._peers.get(peer_id)) is not None:
             self._put(replace(peer, asleep_at=unix_s))
 
-    def find(self, wanted: str) -> KnownPeer | None:
-        """The peer with this id, first 8 characters of an id, or name; if several match, the one seen last."""
-        found = [one for one in self._peers.values() if wanted in (one.id, one.id[:8], one.name)]
-        return found[-1] if found else None
+    def named(self, text: str, own: PeerInfo) -> KnownPeer:
+        """The known peer, or this node, that a person means. Raises as peer_named. Of several nodes of one machine, as
+        after a new installation, the one seen last: waking the machine is the same for all of them."""
+        known = [KnownPeer(own.id, own.name, own.macs), *self._peers.values()]
+        found = matching(text, known)
+        if found and found[0].macs and all(one.macs == found[0].macs for one in found):
+            return found[-1]
+        return peer_named(text, known)
 
     @property
     def is_empty(self) -> bool:
@@ -96,7 +101,7 @@ class KnownPeers:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its user may read. Raises OSError."""
+    """Replace a file by a file that only its user may read. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
         stream.write(text)

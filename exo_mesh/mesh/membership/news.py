@@ -84,7 +84,7 @@ class News:
             self._own_reading, self._own_read_at = codec.telemetry_to_proto(self._read_telemetry()), now
         if most == 1:
             return [self._own_reading]
-        others = [peer_id for peer_id in roster.records.telemetry if peer_id != roster.own.id]
+        others = [peer_id for peer_id in roster.records.readings if peer_id != roster.own.id]
         sample = roster.rng.sample(others, min(most - 1, len(others)))
         return [self._own_reading, *map(roster.records.reading_of, sample)]
 
@@ -111,7 +111,8 @@ class News:
         readings: Iterable[pb.Telemetry],
         sender: ControlPort,
     ) -> None:
-        """Process what a peer sent, and pass on what is new. sender: the port by which that peer is reached."""
+        """Process a peer's news, and pass on the items that are new here. sender: the port by which that peer is
+        reached."""
         for message in updates:
             update = update_from_proto(message)
             if update is not None:
@@ -163,9 +164,8 @@ class News:
                 self._take_in(message, lives[message.owner])
         changed = roster.records.take(records, roster.clock())
         for record in changed:
-            if isinstance(record.value, PeerInfo) and (peer := roster.peers.get(record.value.id)):
-                peer.info = replace(record.value, incarnation=peer.info.incarnation)
-                peer.learn(roster.peer_filter.dialable(peer.info.addresses))
+            if record.key.kind == "peer" and isinstance(record.value, PeerInfo):
+                _describe(roster, record.value)
         if changed:
             roster.changed.beat()
         return changed
@@ -183,3 +183,10 @@ class News:
                 return
             if roster.admit(info, life, reached_at(info)) is AdmitResult.NEW:
                 roster.changed.beat()
+
+
+def _describe(roster: Roster, info: PeerInfo) -> None:
+    """Store what a peer says of itself now."""
+    if (peer := roster.peers.get(info.id)) is not None:
+        peer.info = replace(info, incarnation=peer.info.incarnation)
+        peer.learn(roster.peer_filter.dialable(info.addresses))

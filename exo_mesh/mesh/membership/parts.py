@@ -1,14 +1,18 @@
-"""Wires the parts of a node that share keys and settings with all its peers."""
+"""Wires the parts of a node that share keys and settings with its peers, and its answers to calls of the membership."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from exo_mesh.mesh.membership import calls
 from exo_mesh.mesh.membership.key_sharing import KeySharing
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.mesh.membership.setting_sharing import SettingSharing
+from exo_mesh.mesh.membership.setting_sharing import FILE_NAME, SettingSharing
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
+from exo_mesh.wire.call_access import CallGuard, OwnCalls, PeerAt, host_of_peer
+from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,38 @@ class SharingParts:
     settings: SettingSharing
 
     @staticmethod
-    def at(settings: Settings, origins: Mapping[str, str] | None, membership: Membership) -> SharingParts:
-        """origins: where the settings came from, as of LoadedSettings."""
-        return SharingParts(KeySharing.at(settings, membership), SettingSharing.at(settings, origins, membership))
+    def at(settings: Settings, effective: EffectiveSettings, membership: Membership) -> SharingParts:
+        return SharingParts(
+            KeySharing.at(settings, membership), SettingSharing(effective, membership, settings.home / FILE_NAME)
+        )
+
+
+def answers(membership: Membership, own_calls: OwnCalls) -> list[AnyAnswer]:
+    """The answers to the calls of the membership, except SHARE_KEYS."""
+    stops, sleeps = membership.stops, membership.sleeps
+    return [
+        CallAnswer(calls.HELLO, lambda request, caller: membership.answer_hello(request, host_of_peer(caller))),
+        answer(calls.PROBE, membership.answer_probe),
+        answer(calls.INDIRECT_PROBE, membership.answer_indirect_probe),
+        answer(calls.EXCHANGE, membership.answer_exchange),
+        answer(calls.GOODBYE, membership.answer_goodbye),
+        answer(calls.CONFIRM, partial(calls.answer_confirm, own_calls)),
+        answer(calls.STOP_NODE, partial(calls.answer_stop_node, membership.own, stops.ask)),
+        answer(calls.WAKE, partial(calls.answer_wake, sleeps.send_packets)),
+    ]
+
+
+def key_answers(keys: KeySharing) -> list[AnyAnswer]:
+    return [answer(calls.SHARE_KEYS, partial(calls.answer_share_keys, keys.compare))]
+
+
+def guard_of(membership: Membership, settings: Settings) -> CallGuard:
+    """The guard of a node's control port."""
+    return CallGuard(
+        is_closed=bool(settings.secret),
+        open_admin=settings.open_admin,
+        peers=lambda: [
+            PeerAt(peer.id, peer.proven_ips, partial(calls.confirm, membership.calls, peer.id))
+            for peer in membership.peers
+        ],
+    )

@@ -18,8 +18,9 @@ from exo_mesh.domain.addresses import MAX_PROBE_BYTES, Interface, Path, best_pat
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.peers import Peer, is_answered_by
-from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.wire.calls import PROBE_PATH, path_request
 
 TICK_S = 0.5
 SETTLE_S = 1.0
@@ -125,12 +126,12 @@ class PathKeeper:
             mine = (peer.client, *peer.retired)
             await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
 
-    def _client(self, peer: Peer, address: str) -> PeerClient:
+    def _client(self, peer: Peer, address: str) -> ControlPort:
         """The client of the address in use while calls run on it; otherwise a new one, whose connection is closed after
         the measurement and not some seconds later."""
         return peer.client if address == peer.client.address and not peer.client.is_idle else peer.client.at(address)
 
-    async def _paths(self, peer: Peer, clients: dict[str, PeerClient]) -> list[Path]:
+    async def _paths(self, peer: Peer, clients: dict[str, ControlPort]) -> list[Path]:
         interfaces = self._read()
         answers = await asyncio.gather(*(self._is_answered(peer, client) for client in clients.values()))
         paths = []
@@ -147,7 +148,7 @@ class PathKeeper:
             for path in paths
         ]
 
-    async def _is_answered(self, peer: Peer, client: PeerClient) -> bool:
+    async def _is_answered(self, peer: Peer, client: ControlPort) -> bool:
         """Whether the peer answers. If not at the address in use, its client makes a call, and so notices that."""
         if await is_answered_by(peer.id, client):
             return True
@@ -178,7 +179,7 @@ class PathKeeper:
 
     async def _probe_ms(self, client: ControlPort, reply_bytes: int, timeout_s: float) -> float:
         sent = self._clock()
-        await client.probe_path(reply_bytes, timeout_s)
+        await client.call(PROBE_PATH, path_request(reply_bytes), timeout_s)
         return 1000 * (self._clock() - sent)
 
     def _forget_failed(self, peer: Peer) -> None:

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 
 from exo_mesh.domain.addresses import LINK_WORDS, Interface, link_kind
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.peer_names import matching
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.peers import refusal
 
-MIN_ID_CHARS = 8
-"""Shortest beginning of an id that may name a peer: a shorter one might match several peers. People are shown this many
-characters of an id."""
-
 
 class PeerFilter:
-    """peers: ids, beginnings of ids, or names of the only peers to admit; () for all. types: words of LINK_WORDS for
+    """peers: the only peers to admit, see peer_names.matching; () for all. types: words of LINK_WORDS for
     the only kinds of links to dial on; () for all. read: returns the interfaces of this machine."""
 
     def __init__(
@@ -33,13 +30,9 @@ class PeerFilter:
         """The reason why these two cannot be in one mesh; "" if they can."""
         if reason := refusal(own, other):
             return reason
-        if self._peers and not self._is_named(other):
+        if self._peers and not any(matching(word, [other]) for word in self._peers):
             return f"the --node-id-filter of {own.name} does not name it"
         return ""
-
-    def _is_named(self, other: PeerInfo) -> bool:
-        starts = [word for word in self._peers if len(word) >= MIN_ID_CHARS]
-        return other.name in self._peers or any(other.id.startswith(word) for word in starts)
 
     def may_dial(self, address: str) -> bool:
         """Whether "host:port" is on a permitted kind of link."""

@@ -11,9 +11,10 @@ from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.interfaces import recent_interfaces
-from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.short_readings import ShortReadings
 from exo_mesh.security.namespace import fingerprint
+from exo_mesh.wire.calls import PROBE_PATH, path_request
 
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
@@ -42,11 +43,11 @@ class Peer:
 
     info: PeerInfo
     addresses: list[str]
-    client: PeerClient
+    client: ControlPort
     last_heard: float
     rtt_ms: float | None = None
     paths: dict[str, Path] = field(default_factory=dict)
-    retired: list[PeerClient] = field(default_factory=list)
+    retired: list[ControlPort] = field(default_factory=list)
     clock_offset_s: float | None = None
     unanswered_since: float | None = None
     sends_sums: bool = False
@@ -75,7 +76,7 @@ class Peer:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts by which this node may reach the peer, without ports; the one in use first."""
+        """The hosts by which this node may reach the peer, without ports; the host in use first."""
         others = (address.rpartition(":")[0] for address in self.addresses)
         return list(dict.fromkeys((self.host, *others)))
 
@@ -101,15 +102,15 @@ class Peer:
                 room += 1
         self.addresses = [*self.addresses, *new][:MAX_ADDRESSES]
 
-    def use(self, client: PeerClient) -> None:
+    def use(self, client: ControlPort) -> None:
         """Make calls through this client from now on; calls and streams on the old one continue."""
         self.retired = [old for old in (*self.retired, self.client) if old is not client]
         self.client = client
         self.rtt_ms = None
 
     async def try_next_address(self) -> bool:
-        """After a failed call: try all other addresses at once, and use the one where the peer itself answers first.
-        True if one answered."""
+        """After a failed call: try all other addresses at once, and use the address where the peer itself answers
+        first. True if one answered."""
         others = [address for address in self.addresses if address != self.client.address]
         found = await first_answer(self.id, [self.client.at(address) for address in others])
         if found is not None:
@@ -136,10 +137,10 @@ class Peer:
         await asyncio.gather(*(client.close() for client in clients))
 
 
-async def first_answer(peer_id: str, clients: Sequence[PeerClient]) -> PeerClient | None:
+async def first_answer(peer_id: str, clients: Sequence[ControlPort]) -> ControlPort | None:
     """The client over which the peer itself answers first; None if none answers. Closes the other clients."""
     asked = {asyncio.create_task(is_answered_by(peer_id, client)): client for client in clients}
-    found: PeerClient | None = None
+    found: ControlPort | None = None
     try:
         waiting = set(asked)
         while waiting and found is None:
@@ -156,7 +157,7 @@ async def first_answer(peer_id: str, clients: Sequence[PeerClient]) -> PeerClien
 async def is_answered_by(peer_id: str, client: ControlPort) -> bool:
     """Whether this peer answers within ANSWER_S, and not another node."""
     try:
-        return (await client.probe_path(0, ANSWER_S)).peer_id == peer_id
+        return (await client.call(PROBE_PATH, path_request(), ANSWER_S)).peer_id == peer_id
     except MeshError:
         return False
 

@@ -40,7 +40,7 @@ class _Published:
 
 
 class PrefixNews:
-    """Holds the digests of all peers. read() returns those of this node's drivers, by instance.
+    """Holds the digests of all peers. read() returns the digests of this node's drivers, by instance.
 
     In a small mesh, where every peer probes every other, each peer sends its own digests to each other one. In a larger
     one they are gossiped.
@@ -82,8 +82,8 @@ class PrefixNews:
             self._reached[peer_id] = peers[peer_id].info.incarnation
 
     def hear(self, messages: Iterable[pb.PeerPrefixes]) -> None:
-        """Store what a peer sent, and pass on what is new. Digests of peers that are not alive are dropped, and so is
-        what has a wrong length."""
+        """Store a peer's digests, and pass on the new ones. Digests of peers that are not alive are dropped, and so are
+        digests of a wrong length."""
         for message in messages:
             peer = self._roster.peers.get(message.peer_id)
             if peer is None or peer.info.incarnation != message.incarnation:

@@ -6,10 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.mesh.membership.calls import INDIRECT_PROBE, PROBE
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.roster import Roster
 from exo_mesh.mesh.membership.swim import SwimState, Update
@@ -134,7 +137,7 @@ class Probing:
         answers_elsewhere, is_refused, *replies = await asyncio.gather(
             peer.try_next_address(),
             self._is_refused(peer),
-            *(helper.client.indirect_probe(request, timeout_s) for helper in helpers),
+            *(helper.client.call(INDIRECT_PROBE, request, timeout_s) for helper in helpers),
             return_exceptions=True,
         )
         by_helper = {helper.id: reply for helper, reply in zip(helpers, replies, strict=True)}
@@ -208,7 +211,7 @@ class Probing:
             prefixes=prefixes,
         )
         began = roster.clock()
-        reply = await peer.client.probe(request, timeout_s, by_call=by_call)
+        reply = await _probe(peer.client, request, timeout_s, by_call=by_call)
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())
@@ -224,3 +227,16 @@ class Probing:
         peer.sends_sums = reply.HasField("view_sum")
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)
+
+
+async def _probe(client: ControlPort, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool) -> pb.ProbeReply:
+    """Send a probe by a datagram or, if that does not work, by a call. by_call: the answer must show that calls reach
+    the peer, so a datagram does not do."""
+    began, datagrams = monotonic(), client.datagrams
+    if datagrams is None:
+        return await client.call(PROBE, request, timeout_s)
+    if not by_call and (heard := await datagrams.ask(request)) is not None:
+        return heard
+    reply = await client.call(PROBE, request, max(0.0, timeout_s - (monotonic() - began)))
+    datagrams.called(reply)
+    return reply

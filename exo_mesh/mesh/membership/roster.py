@@ -1,4 +1,4 @@
-"""Holds the admitted peers and what is known of them: the state that admission, probing and exchange share."""
+"""Holds the admitted peers and the facts about them: the state that admission, probing and exchange share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exo_mesh.mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.mesh.membership.known_peers import KnownPeers
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import ITSELF, MAX_PEERS, Peer
-from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.records import Records
 from exo_mesh.mesh.membership.refusals import REFUSED_S, Refusals
 from exo_mesh.mesh.membership.swim import GONE, SMALL, Life, Swim, SwimState, Update
@@ -62,7 +62,7 @@ class Roster:
         timing: Timing,
         clock: Clock,
         rng: random.Random,
-        dial: Callable[[str], PeerClient],
+        dial: Callable[[str], ControlPort],
         peer_filter: PeerFilter,
     ) -> None:
         self.own = own
@@ -95,6 +95,11 @@ class Roster:
     @property
     def view(self) -> View:
         return self.records.view
+
+    def client_of(self, peer_id: str) -> ControlPort | None:
+        """The client of a living peer."""
+        peer = self.peers.get(peer_id)
+        return None if peer is None else peer.client
 
     def take_fences(self, fences: Iterable[Fence]) -> None:
         """Store deletions of instances; `changed` beats if one of them is new."""
@@ -223,8 +228,8 @@ class Roster:
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def gone(self, now: float) -> list[PeerInfo]:
-        """Peers that were given up or said goodbye within LOST_S and may return. One that is refused here will not. One
-        that has returned counts until it has announced its models again."""
+        """Peers that were given up or said goodbye within LOST_S and may return. A peer that is refused here will not.
+        A returned peer counts until it has announced its models again."""
         kept = [(since, info) for since, info in self._gone.values() if not self._is_back(info)]
         recent = [info for since, info in kept if now - since <= LOST_S]
         return [info for info in recent if not self._refusals.holds(info.id, info.addresses, now)]

@@ -10,29 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
+from exo_mesh.domain import peer_names
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
-from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
+from exo_mesh.domain.view import CardInfo, InstanceInfo, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
+from exo_mesh.mesh.membership.calls import goodbye
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
 from exo_mesh.mesh.membership.fences import Fence, Fences
 from exo_mesh.mesh.membership.news import News
+from exo_mesh.mesh.membership.own_side import OwnSide
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.mesh.membership.port import Calls, ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.probing import Probing
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.mesh.membership.sleeping import GOODBYE_S, SleepDesk
+from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.mesh.membership.swim import SwimState, Update
+from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_SILENT_PROBED = 8
@@ -55,58 +59,47 @@ OUT_OF_REACH = 3
 slow."""
 
 
-async def _nothing() -> None:
-    """The default of before_refute: there is nothing to free."""
-
-
 class Membership:
     """Starts alone; `suggest` connects it to other nodes.
 
-    only_peers, only_links: see PeerFilter; by default every peer is admitted and every address dialled. dial(address)
-    makes a client for "host:port" with the credentials of this node. on_leave(peer, records) is called when a peer has
-    died or left, with its records that were in force. before_refute is awaited when the other peers consider this node
-    dead, because it was suspended or disconnected: with the view up to date, and before the refutation, it frees what
-    the others have given to other peers meanwhile. read_prefixes() returns digests of what this node's drivers keep, by
-    instance. is_calm(instance_id) returns whether no request uses a ring, as far as this node knows: then its members
-    are probed by datagrams. `changed` beats whenever the view or the set of living peers changes.
+    node: see OwnSide. dial(address) makes a client for "host:port" with the credentials of this node. answers() returns
+    the answers of this node to calls; see Calls. peer_filter: by default every peer is admitted and every address
+    dialled. `changed` beats whenever the view or the set of living peers changes.
     """
 
     def __init__(
         self,
         own: PeerInfo,
-        read_telemetry: Callable[[], Telemetry],
+        node: OwnSide,
+        dial: Callable[[str], ControlPort],
         *,
-        dial: Callable[[str], PeerClient],
-        only_peers: Sequence[str] = (),
-        only_links: Sequence[str] = (),
-        on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
-        before_refute: Callable[[], Awaitable[None]] = _nothing,
-        read_prefixes: Callable[[], Mapping[str, bytes]] = dict,
-        is_calm: Callable[[str], bool] = lambda instance_id: False,
+        answers: Callable[[], Iterable[AnyAnswer]] = tuple,
+        peer_filter: PeerFilter | None = None,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._roster = roster = Roster(
             own,
-            on_leave=on_leave,
+            on_leave=node.peer_left,
             timing=timing,
             clock=clock,
             rng=rng or random.Random(),
             dial=dial,
-            peer_filter=PeerFilter(only_peers, only_links),
+            peer_filter=peer_filter or PeerFilter(),
         )
         self._tasks = roster.tasks
-        self._read_telemetry = read_telemetry
-        self._news = News(roster, read_telemetry, self._answer_verdict)
+        self._node = node
+        self._news = News(roster, node.reading, self._answer_verdict)
         self._exchange = Exchange(roster, self._news)
-        self._prefixes = PrefixNews(roster, read_prefixes)
-        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, is_calm)
-        self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
+        self._prefixes = PrefixNews(roster, node.prefixes)
+        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, node.is_calm)
+        self._admission = Admission(roster, self._exchange, node.before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
-        self.stops = StopDesk(roster)
-        self.sleeps = SleepDesk(roster)
+        self.calls = Calls(own.id, roster.client_of, answers)
+        self.stops = StopDesk(roster, self.calls)
+        self.sleeps = SleepDesk(roster, self.calls)
 
     # State for the rest of the node.
 
@@ -146,21 +139,28 @@ class Membership:
         self._roster.take_fences([fence])
 
     @property
-    def telemetry(self) -> dict[str, Telemetry]:
+    def telemetry(self) -> Mapping[str, Telemetry]:
         """The latest telemetry of each living peer and of this node."""
         records = self._roster.records
-        records.take_telemetry(self._read_telemetry())
-        return dict(records.telemetry)
+        records.take_telemetry(self._node.reading())
+        return records.telemetry
 
     @property
-    def last_telemetry(self) -> dict[str, Telemetry]:
-        """Like `telemetry`, but this node's own is that of its last probe: up to a second old, and missing before the
+    def last_telemetry(self) -> Mapping[str, Telemetry]:
+        """Like `telemetry`, but this node's own is from its last probe: up to a second old, and missing before the
         first probe."""
-        return dict(self._roster.records.telemetry)
+        return self._roster.records.telemetry
 
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest telemetry of a living peer."""
-        return self._roster.records.telemetry.get(peer_id)
+        reading = self._roster.records.readings.get(peer_id)
+        return None if reading is None else reading.value
+
+    def keys_digest_of(self, peer_id: str) -> tuple[int, int]:
+        """(its sequence number, the digest of the API keys) of the latest telemetry of a living peer; (0, 0) without
+        any."""
+        reading = self._roster.records.readings.get(peer_id)
+        return (0, 0) if reading is None else (reading.sequence, reading.keys_digest)
 
     def prefixes_of(self, peer_id: str) -> Mapping[str, bytes]:
         """The digests of what the drivers of a living peer keep, by instance; see domain/routing/digest.py."""
@@ -173,7 +173,7 @@ class Membership:
         cores = max((device.cores for device in info.devices), default=0)
         return 0.0 if reading is None or not cores else reading.load / cores
 
-    def client_at(self, address: str) -> PeerClient:
+    def client_at(self, address: str) -> ControlPort:
         """A client with this node's credentials; the caller closes it."""
         return self._roster.dial(address)
 
@@ -201,6 +201,10 @@ class Membership:
     def everybody(self) -> list[PeerInfo]:
         """This node and all live peers."""
         return self._roster.everybody()
+
+    def peer_named(self, text: str, param: str = "node_id") -> PeerInfo:
+        """This node or the live peer that a person means; "" is this node. Raises as peer_names.peer_named."""
+        return peer_names.peer_named(text, self.everybody, param) if text else self.own
 
     @property
     def num_peers(self) -> int:
@@ -282,9 +286,8 @@ class Membership:
 
     async def stop(self) -> None:
         """Say goodbye to all peers, and close all tasks and connections."""
-        goodbye = pb.GoodbyeRequest(peer_id=self.own.id, incarnation=self.own.incarnation)
         peers = self.peers
-        await asyncio.gather(*(peer.client.goodbye(goodbye, GOODBYE_S) for peer in peers), return_exceptions=True)
+        await asyncio.gather(*(goodbye(peer.client, self.own) for peer in peers), return_exceptions=True)
         await self._tasks.close()
         await asyncio.gather(*(peer.close() for peer in peers))
         self._roster.peers.clear()
@@ -308,7 +311,7 @@ class Membership:
         """Admit the caller, or reply with the reason of the refusal."""
         return await self._admission.answer_hello(request, caller_host)
 
-    def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+    async def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
         return self._probing.answer(request)
 
@@ -320,11 +323,11 @@ class Membership:
         """Probe a peer on behalf of a caller that cannot reach it."""
         return await self._probing.answer_indirect(request)
 
-    def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+    async def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
         """Answer one call of an anti-entropy round, as the called side."""
         return self._exchange.answer(request)
 
-    def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+    async def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         """Handle a peer that leaves on purpose or goes to sleep."""
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:
@@ -353,7 +356,7 @@ class Membership:
                 await roster.poke.wait(max(MIN_PAUSE_S, next_at - roster.clock()))
 
     def _step(self, now: float) -> float:
-        """Run what is due; returns when the next step is due, if no news comes before."""
+        """Do the due work; returns when the next step is due, if no news comes before."""
         roster = self._roster
         is_due = now >= self._sync_at
         step = roster.swim.tick(now, self._ring_neighbours)

@@ -19,7 +19,6 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.wakeups import until_beat
 from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_SETTINGS, SharedSetting, SharedSettings
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings
 
 FILE_NAME = "mesh_settings.json"
@@ -56,11 +55,6 @@ class SettingSharing:
         self._lacking_since: float | None = None
         self._saving = asyncio.Lock()
         self._apply()
-
-    @classmethod
-    def at(cls, settings: Settings, origins: Mapping[str, str] | None, membership: Membership) -> SettingSharing:
-        """The setting sharing of a node, with the file in its home. origins: of its own settings."""
-        return cls(EffectiveSettings(settings, origins), membership, settings.home / FILE_NAME)
 
     @property
     def shared_texts(self) -> Mapping[str, str]:

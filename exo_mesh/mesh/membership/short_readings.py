@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exo_mesh.wire.control_codec import MAX_HOPS
+from exo_mesh.domain.device import MAX_HOPS
 from exo_mesh.wire.proto import control_pb2 as pb
 
 _FIELD_BYTES = 4
@@ -12,7 +12,7 @@ _FIELD_BYTES = 4
 
 
 class ShortReadings:
-    """The short readings for one peer. Each lists the hops that follow those of the one before, so that the peer learns
+    """The short readings for one peer. Each reading lists the hops after the last reading's, so that the peer learns
     all of them."""
 
     def __init__(self) -> None:

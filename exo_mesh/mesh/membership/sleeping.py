@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exo_mesh.base.printable import counted
-from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.errors import InputError, OpenMeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.machine.wake_on_lan import PORT, send_magic_packets, shared_networks
-from exo_mesh.mesh.membership.known_peers import FILE_NAME, MAX_KNOWN_ADDRESSES, KnownPeer, write_private
+from exo_mesh.mesh.membership.calls import goodbye, wake
+from exo_mesh.mesh.membership.known_peers import FILE_NAME, KnownPeer, write_private
+from exo_mesh.mesh.membership.port import Calls, raise_bugs
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.wire.proto import control_pb2 as pb
 
-GOODBYE_S = 0.5
-WAKE_S = 2.0
 MAX_HELPING = 16
 """Most peers that are asked to send the packet too."""
 
@@ -46,8 +45,9 @@ class WakeCall:
 class SleepDesk:
     """Handles sleep announcements and wake requests. port: UDP port of the magic packets."""
 
-    def __init__(self, roster: Roster, port: int = PORT) -> None:
+    def __init__(self, roster: Roster, calls: Calls, port: int = PORT) -> None:
         self._roster = roster
+        self._calls = calls
         self._port = port
         self._watching = False
 
@@ -59,9 +59,8 @@ class SleepDesk:
         roster = self._roster
         roster.is_asleep = True
         clock, wall = roster.clock(), roster.wall_clock()
-        goodbye = pb.GoodbyeRequest(peer_id=roster.own.id, incarnation=roster.own.incarnation, asleep=True)
-        calls = (peer.client.goodbye(goodbye, GOODBYE_S) for peer in list(roster.peers.values()))
-        heard = [answer is None for answer in await asyncio.gather(*calls, return_exceptions=True)]
+        told = (goodbye(peer.client, roster.own, asleep=True) for peer in list(roster.peers.values()))
+        heard = [answer is None for answer in await asyncio.gather(*told, return_exceptions=True)]
         _log.info("this machine is going to sleep; %d of %s acknowledged", sum(heard), counted(len(heard), "peer"))
         if not self._watching:
             self._watching = True
@@ -89,39 +88,37 @@ class SleepDesk:
 
     # Sleep of other machines.
 
-    async def wake(self, wanted: str) -> WakeCall | None:
-        """Send magic packets to a peer, given by name or id, from this node and from other peers; None if it was never
-        connected. Raises InputError if it cannot be woken."""
+    async def wake(self, wanted: str) -> WakeCall:
+        """Send magic packets to a peer that was connected before, from this node and from other peers. Raises as
+        peer_named, and InputError if it cannot be woken."""
         roster = self._roster
-        peer = roster.known.find(wanted)
-        if peer is None:
-            return None
+        peer = roster.known.named(wanted, roster.own)
         if peer.id in roster.peers or peer.id == roster.own.id:
             return WakeCall(peer, is_here=True)
         if not peer.macs:
             raise InputError(f"{peer.name} never reported a MAC address, so it cannot be woken over the network")
-        request = pb.WakeRequest(peer_id=peer.id, macs=peer.macs, addresses=peer.addresses)
-        senders = [roster.own.name] if self.answer_wake(request).num_networks else []
-        helpers = list(roster.peers.values())[:MAX_HELPING]
-        answers = await asyncio.gather(*(one.client.wake(request, WAKE_S) for one in helpers), return_exceptions=True)
-        senders += [one.info.name for one, sent in zip(helpers, answers, strict=True) if isinstance(sent, int) and sent]
-        if not senders:
+        senders = [roster.own, *(one.info for one in list(roster.peers.values())[:MAX_HELPING])]
+        answers = await asyncio.gather(
+            *(wake(self._calls, one.id, peer.id, peer.macs, peer.addresses) for one in senders), return_exceptions=True
+        )
+        raise_bugs(answers)
+        names = [one.name for one, sent in zip(senders, answers, strict=True) if isinstance(sent, int) and sent]
+        if not names:
             if refusal := next((one for one in answers if isinstance(one, OpenMeshError)), None):
                 raise refusal
             raise InputError(
                 f"no live peer shares a network with {peer.name} ({', '.join(peer.addresses) or 'no address'}): "
                 "Wake-on-LAN works within one LAN only"
             )
-        return WakeCall(peer, tuple(senders))
+        return WakeCall(peer, tuple(names))
 
-    def answer_wake(self, request: pb.WakeRequest) -> pb.WakeReply:
-        """Send magic packets for another machine on behalf of a peer, in each network that this machine shares with
-        it."""
-        networks = shared_networks(request.addresses[:MAX_KNOWN_ADDRESSES], recent_interfaces())
-        sent = send_magic_packets(valid_macs(request.macs), networks, self._port)
+    def send_packets(self, peer_id: str, macs: Sequence[str], addresses: Sequence[str]) -> int:
+        """Send magic packets for another machine in each network that this machine shares with it. Returns the number
+        of networks."""
+        sent = send_magic_packets(macs, shared_networks(addresses, recent_interfaces()), self._port)
         if sent:
-            _log.info("sent magic packets for peer %s in %d networks", request.peer_id[:8], sent)
-        return pb.WakeReply(num_networks=sent)
+            _log.info("sent magic packets for peer %s in %d networks", peer_id[:8], sent)
+        return sent
 
     @property
     def asleep(self) -> list[tuple[KnownPeer, float]]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
+from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.errors import StopPendingError
-from exo_mesh.mesh.membership.naming import peer_called
+from exo_mesh.mesh.membership.calls import stop_node
+from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.mesh.membership.roster import Roster
 
 
 class StopDesk:
     """Stop requests. `asked` is set when this node has to stop; `wants_restart` says whether it restarts."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, calls: Calls) -> None:
         self._roster = roster
+        self._calls = calls
         self.asked = asyncio.Event()
         self.wants_restart = False
 
-    def ask(self, *, restart: bool) -> None:
+    def ask(self, restart: bool) -> None:
         """Start stopping this node; its streams may finish first. A stop wins over a restart. Raises StopPendingError
         for a restart of a node that stops or restarts already."""
         if restart and self.asked.is_set():
@@ -31,13 +34,7 @@ class StopDesk:
         self.asked.set()
 
     async def tell(self, peer: str, *, restart: bool) -> str:
-        """Stop or restart a node, see peer_called; "" means this node. Returns its id at once, or "" if there is none.
-        Raises like ask, and InputError if several are called so."""
-        found = peer_called(peer, self._roster.everybody()) if peer else self._roster.own
-        if found is None:
-            return ""
-        if found.id == self._roster.own.id:
-            self.ask(restart=restart)
-        else:
-            await self._roster.peers[found.id].client.stop_node(found.id, restart=restart)
+        """Stop or restart a node; "" means this node. Returns its id at once. Raises as ask and peer_named."""
+        found = peer_named(peer, self._roster.everybody()) if peer else self._roster.own
+        await stop_node(self._calls, found.id, restart=restart)
         return found.id

@@ -25,8 +25,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from exo_mesh.domain.fields import Cut, Flat, Only, Size
 from exo_mesh.mesh.membership.detector import Timing
 
 SMALL = 16
@@ -81,13 +82,21 @@ class Life(NamedTuple):
     refutation: int = 0
 
 
+MAX_ID = 64
+PeerId = Annotated[str, Size(MAX_ID, least=1)]
+
+
+def _can_be_id(text: str) -> bool:
+    return 0 < len(text) <= MAX_ID
+
+
 class Update(NamedTuple):
     """News of a peer. accusers: peers that could not reach a suspect; at most MAX_ACCUSERS."""
 
-    peer_id: str
+    peer_id: PeerId
     state: SwimState
-    life: Life
-    accusers: tuple[str, ...] = ()
+    life: Annotated[Life, Flat()]
+    accusers: Annotated[tuple[str, ...], Cut(MAX_ACCUSERS), Only(_can_be_id)] = ()
 
 
 _TAKEN_IF: dict[tuple[SwimState, SwimState], Callable[[Life, Life], bool]] = {
@@ -192,7 +201,7 @@ class Swim:
         return None if held is None else Update(peer_id, held.published, held.life, held.accusers)
 
     def updates(self) -> list[Update]:
-        """All updates that are gossiped, including those of gone peers."""
+        """All gossiped updates, also of gone peers."""
         return [Update(peer_id, held.published, held.life, held.accusers) for peer_id, held in self._members.items()]
 
     @property
@@ -311,7 +320,7 @@ class Swim:
         return self._rng.sample(others, min(NUM_HELPERS, len(others)))
 
     def tick(self, now: float, close: Callable[[], Iterable[str]] = tuple) -> Step:
-        """Run what is due. Call this by Step.next_at and after news; a much later call means that this node was
+        """Do the due work. Call this by Step.next_at and after news; a much later call means that this node was
         suspended. close: returns the peers that this node depends on, which are probed each period."""
         self._notice_stall(now)
         dead = [self.conclude(peer_id, self._members[peer_id].life, now) for peer_id in self._overdue(now)]

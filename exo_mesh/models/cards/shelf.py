@@ -17,6 +17,7 @@ from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import delete_card
 from exo_mesh.models.cards.runner_kinds import runner_of
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, card_to_toml, read_card_text, read_cards
@@ -80,7 +81,7 @@ class CardShelf:
         return self._join().names
 
     def card(self, name: str) -> TomlCard | None:
-        """The card of a model by its id or an alias; the card of `org/name` is also that of `org/name@revision`."""
+        """The card of a model by its id or an alias; the card of `org/name` also stands for `org/name@revision`."""
         joined = self._join()
         card_id = joined.names.get(name.lower()) or joined.names.get(name.partition("@")[0].lower())
         return None if card_id is None else joined.cards[card_id]
@@ -148,11 +149,10 @@ class CardShelf:
         card = self.card(name)
         if card is None:
             return False
-        owners = {owner for card_id, owner, _ in self._membership.view.cards() if card_id == card.id}
-        peers = [peer for peer in self._membership.peers if peer.id in owners]
-        answers = await asyncio.gather(
-            self.delete_own(card.id), *(peer.client.delete_card(card.id) for peer in peers), return_exceptions=True
-        )
+        own_id, calls = self._membership.own.id, self._membership.calls
+        owners = {owner for card_id, owner, _ in self._membership.view.cards() if card_id == card.id} | {own_id}
+        asked = [owner for owner in owners if self._membership.is_alive(owner)]
+        answers = await asyncio.gather(*(delete_card(calls, owner, card.id) for owner in asked), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer

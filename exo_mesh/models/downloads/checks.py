@@ -79,7 +79,7 @@ class FileChecks:
         self._layers: dict[str, set[Layers]] = {}
         self._waiting: Counter[str] = Counter()
         self._wrong: set[str] = set()
-        """Models of which wrong bytes were found and not replaced yet."""
+        """Models with wrong bytes that were not replaced yet."""
 
     async def check(self, model: str, layers: Layers, wait_s: float) -> None:
         """Starts a check of these layers of a model, unless they are checked, and waits for it at most wait_s; as soon
@@ -142,8 +142,8 @@ class FileChecks:
         self._note(model, is_unverified=False)
 
     async def _await_fetches(self, model: str) -> None:
-        """Waits until no other peer fetches the model: what is missing is then there. At most LAST_RETRY_S, because a
-        stranger may claim to fetch for ever."""
+        """Waits until no other peer fetches the model: then the missing bytes are there. At most LAST_RETRY_S, because
+        a stranger may claim to fetch for ever."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_RETRY_S):
                 while any(self._sources.is_fetching_elsewhere(model).values()):

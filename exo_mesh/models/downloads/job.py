@@ -20,7 +20,7 @@ STEP_S = 2.0
 
 @dataclass(eq=False)
 class FetchJob:
-    """One fetch that runs or is queued. is_pull: it goes on even if nobody waits for it. watchers: number of waiters.
+    """One fetch that runs or is queued. is_pull: continues without waiters. watchers: number of waiters.
     elsewhere: what other peers fetched of the model for other reasons when this fetch was last planned. here_bytes:
     wanted bytes that were on the disk at that time. files: files with missing bytes."""
 

@@ -20,7 +20,6 @@ from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
-from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.fetcher.wire import Share
 from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
 
@@ -51,7 +50,6 @@ class FetchJobs:
         fetcher: FileFetcher,
         sources: ModelSources,
         room: ModelRoom,
-        use: ModelUse,
         records: DownloadRecords,
         checks: FileChecks,
         tasks: TaskOwner,
@@ -63,7 +61,7 @@ class FetchJobs:
         self._fetcher = fetcher
         self._sources = sources
         self._room = room
-        self._use = use
+        self._use = room.use
         self._records = records
         self._checks = checks
         self._tasks = tasks
@@ -76,7 +74,7 @@ class FetchJobs:
         return list(self._jobs.values())
 
     def start(self, need: FetchNeed, *, is_pull: bool = False) -> FetchJob:
-        """Returns the running fetch of these layers, or starts one. is_pull: it goes on even if nobody waits for it.
+        """Returns the running fetch of these layers, or starts one. is_pull: continues without waiters.
 
         Raises FetchError if too many fetches run.
         """
@@ -221,5 +219,5 @@ class FetchJobs:
 
 
 def new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
-    """Returns the record of a new download, of which only the model and layers are known."""
+    """Returns the record of a new download, with only its model and layers."""
     return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)

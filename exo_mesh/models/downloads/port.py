@@ -41,9 +41,9 @@ class FileFetcher(Protocol):
         word: Word = "",
         edges: Mapping[str, tuple[int, ...]] = NO_EDGES,
     ) -> tuple[str, ...]:
-        """Compares files with their digests; returns those that could not be checked. on_wrong: called with the name of
-        a file with wrong bytes, before they are replaced. uses_hub: bytes that no peer has may be read
-        from the hub only to check. word, edges: see Verify."""
+        """Compares files with their digests; returns the files that could not be checked. on_wrong: called with the
+        name of a file with wrong bytes, before they are replaced. uses_hub: bytes that no peer has may be read from the
+        hub only to check. word, edges: see Verify."""
 
     async def search(self, query: str, limit: int) -> Sequence[HubModel]:
         """Searches models on the hub."""

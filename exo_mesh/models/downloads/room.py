@@ -42,7 +42,7 @@ class ModelRoom:
         self._disk = disk
         self._rules = rules
         self._store = store
-        self._use = use
+        self.use = use
         self._records = records
         self._on_change = on_change
         self._evictable_bytes = 0
@@ -63,7 +63,7 @@ class ModelRoom:
         """Updates the use of models, deletes staged copies, and computes how much could be deleted."""
         await self.sweep()
         models = await asyncio.to_thread(self._files.fetched)
-        used = self._use.used
+        used = self.use.used
         for one in models:
             if one.name in used and time.time() - one.used_at > TOUCH_EVERY_S:
                 await asyncio.to_thread(self._files.touch, one.name)
@@ -77,7 +77,7 @@ class ModelRoom:
     async def storage(self) -> dict[str, Any]:
         """Returns the disk use of models here as plain JSON values."""
         models = await asyncio.to_thread(self._files.fetched)
-        used = self._use.used
+        used = self.use.used
         return {
             "path": str(self._files.root),
             "total_bytes": self._disk.total_bytes,
@@ -102,7 +102,7 @@ class ModelRoom:
     async def sweep_if_changed(self) -> None:
         """Calls `sweep` the first time, and whenever instances or the models of the store have changed."""
         host = self._store.remote
-        state = self._use.used, None if host is None else (host.id, host.info.models, host.info.partial_models)
+        state = self.use.used, None if host is None else (host.id, host.info.models, host.info.partial_models)
         if state != self._swept:
             self._swept = state
             await self.sweep()
@@ -113,12 +113,12 @@ class ModelRoom:
         staged = [one for one in await asyncio.to_thread(self._files.fetched) if one.store]
         lost = {one.name for one in staged if not keeps_recent or await self._store.has_lost(one.store, one.name)}
         copies = [
-            StagedCopy(one.name, one.num_bytes, one.used_at, not self._use.is_idle(one.name), one.name in lost)
+            StagedCopy(one.name, one.num_bytes, one.used_at, not self.use.is_idle(one.name), one.name in lost)
             for one in staged
         ]
         gone = surplus(copies, self._rules.store.keep_bytes, time.time())
         for model in gone:
-            if self._use.is_idle(model):  # checked again, because deleting the earlier ones took time
+            if self.use.is_idle(model):  # checked again, because deleting the earlier ones took time
                 _log.info("deleting the unused staged copy of %s", model)
                 try:
                     await self.drop(model)
@@ -132,7 +132,7 @@ class ModelRoom:
         Raises FetchError if it cannot be deleted.
         """
         self._records.forget(model)
-        async with self._use.turn(model):
+        async with self.use.turn(model):
             freed_bytes = await asyncio.to_thread(self._files.delete, model)
         if freed_bytes is not None:
             await self._on_change()
@@ -151,7 +151,7 @@ class ModelRoom:
 
     def _may_evict(self, model: FetchedModel) -> bool:
         may_go = (self._rules.evict_pinned or not model.is_pinned) and not self._rules.store.is_here
-        return may_go and self._use.is_idle(model.name)
+        return may_go and self.use.is_idle(model.name)
 
     def _no_room(self, model: str, num_bytes: int, models: Sequence[FetchedModel]) -> FetchError:
         room, cap = self._files.room(self._rules.max_bytes, models), self._rules.max_bytes

@@ -1,4 +1,4 @@
-"""The rules for this node's downloads: what it may fetch, and from where."""
+"""The rules for this node's downloads: which bytes it may fetch, and from where."""
 
 from __future__ import annotations
 

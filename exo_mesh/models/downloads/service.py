@@ -25,10 +25,8 @@ from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.fetcher.wire import HubModel
-from exo_mesh.models.file_codec import holding_to_proto
-from exo_mesh.models.local_files import Layers, LocalFiles, Wants, size_of_pieces
+from exo_mesh.models.local_files import Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +62,7 @@ class Downloads:
         self.room = ModelRoom(files, disk, rules, store, use, records, on_change)
         self._introductions = Introductions(catalogue, files, fetcher, sources, use, records, on_change)
         self._checks = checks = FileChecks(membership, files, fetcher, sources, self._tasks, on_wrong)
-        self.jobs = FetchJobs(
-            membership, files, fetcher, sources, self.room, use, records, checks, self._tasks, on_change
-        )
+        self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, records, checks, self._tasks, on_change)
 
     async def close(self) -> None:
         """Ends all fetches, keeping the fetched bytes."""
@@ -91,13 +87,12 @@ class Downloads:
         """Returns the downloads that failed on this node and were not retried since."""
         return self._records.failed
 
-    async def describe(self, model: str) -> pb.DescribeFilesReply:
-        """Answers a peer that asks which files of a model this node has."""
+    async def holding(self, model: str) -> Holding | None:
+        """Which files of a model this node has; None if it has none, or cannot read them."""
         try:
-            holding = await asyncio.to_thread(self._files.holding, model)
+            return await asyncio.to_thread(self._files.holding, model)
         except (UnknownModelError, ModelError, OSError):
-            return pb.DescribeFilesReply(found=False)
-        return holding_to_proto(holding)
+            return None
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
         """Searches models on the hub. Raises FetchError."""
@@ -186,6 +181,14 @@ class Downloads:
         was_running = await self.jobs.cancel(model)
         await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or was_running
+
+    async def drop(self, model: str, files: bool, staged: bool) -> int | None:
+        """Ends the fetches of a model and, with `files`, deletes what was fetched; with `staged`, deletes the unused
+        staged copies of all models. Returns the freed bytes, None if there was nothing to drop."""
+        if files and not staged:
+            return await self.delete(model)
+        work = self.room.sweep(keeps_recent=False) if staged else self.cancel(model)
+        return 0 if await work else None
 
     async def delete(self, model: str) -> int | None:
         """Deletes what was fetched of a model. Returns the freed bytes on the disk, None if nothing was fetched.

@@ -14,12 +14,11 @@ from exo_mesh.domain.spans import Pieces, Spans, merged, minus
 from exo_mesh.errors import FetchError, MeshError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.models.calls import describe_files, pull
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.fetcher.wire import Share, Source
-from exo_mesh.models.file_codec import holding_from_proto
 from exo_mesh.models.local_files import Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -62,15 +61,16 @@ class ModelSources:
         of peers that have the model although their records may not list it yet."""
         readable = [peer for peer in self._ways() if peer.info.files_port]
         asked = [peer for peer in readable if peer.info.knows(model) or peer.id in company]
-        replies = await asyncio.gather(*(peer.client.describe_files(model) for peer in asked), return_exceptions=True)
+        questions = (describe_files(self._membership.calls, peer.id, model) for peer in asked)
+        replies = await asyncio.gather(*questions, return_exceptions=True)
         found = []
         for peer, reply in zip(asked, replies, strict=True):
             if isinstance(reply, MeshError):
                 _log.info("peer %s did not list its files of %s: %s", peer.info.name, model, reply)
             elif isinstance(reply, BaseException):
                 raise reply
-            elif reply.found:
-                found.append((peer, holding_from_proto(reply)))
+            elif reply is not None:
+                found.append((peer, reply))
         return found
 
     def hub(self, own: Holding) -> list[Source]:
@@ -133,9 +133,8 @@ class ModelSources:
         host = self.store.remote
         if host is None or host.info.fetches != "hub" or not self.rules.store.may_ask_hub:
             return {}
-        wants = pb.PeerLayers(peer=host.id, whole=True)
         try:
-            await host.client.pull(pb.PullRequest(model=model, model_digest=digest, wants=[wants]))
+            await pull(self._membership.calls, host.id, model, digest, {host.id: None})
         except MeshError as exc:
             raise FetchError(f"the store at {host.info.name} cannot fetch {model}: {exc}") from exc
         await asyncio.to_thread(self._files.touch, model, store=host.id)

@@ -29,7 +29,7 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def main() -> None:
-    """Serves until standard input ends, and then ends at once: a later fetch resumes from what is on the disk."""
+    """Serves until standard input ends, and then exits at once: a later fetch resumes from the bytes on the disk."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process, not the terminal
     if sys.platform == "linux":

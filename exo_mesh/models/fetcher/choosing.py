@@ -72,7 +72,7 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, F
 
 
 def gguf_texts(files: Mapping[str, FileInfo]) -> dict[str, FileInfo]:
-    """Chooses the texts of a GGUF repository that are used besides those which are made from the metadata."""
+    """Chooses the texts of a GGUF repository that are used beside the texts made from the metadata."""
     return {name: info for name, info in text_files(files, with_code=False).items() if name in _BESIDE_GGUF}
 
 
@@ -117,7 +117,10 @@ def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> d
     shards = sorted(models[fitting[0]])
     total = _SHARD.search(shards[0])
     if total is not None and int(total[1]) != len(shards):
-        raise FetchError(f"{name} lacks some of the {int(total[1])} shards of {quantisation}", is_final=True)
+        raise FetchError(
+            f"{name} has {len(shards)} of the {int(total[1])} shards of {quantisation}: choose another quantisation",
+            is_final=True,
+        )
     return {path.rpartition("/")[2]: files[path] for path in shards}
 
 

@@ -101,7 +101,6 @@ class Context:
 
     executor: Executor
     duty: DutyCycle
-    on_progress: Callable[[int, int], None] = lambda done, total: None
     stop: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False
     received: Counter[str] = field(default_factory=Counter)
@@ -188,10 +187,18 @@ def read_whole(source: UsedSource, name: str, size: int, context: Context) -> by
 
 
 class Download:
-    """Fetches the bytes of some orders into one directory, and verifies the files that become complete."""
+    """Fetches the bytes of some orders into one directory, and verifies the files that become complete. on_progress:
+    called with the bytes that are there, and those of all orders."""
 
-    def __init__(self, writer: ModelWriter, wanted: Sequence[tuple[Pieces, tuple[UsedSource, ...]]], context: Context):
+    def __init__(
+        self,
+        writer: ModelWriter,
+        wanted: Sequence[tuple[Pieces, tuple[UsedSource, ...]]],
+        context: Context,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
         self._writer = writer
+        self._on_progress = on_progress
         self._context = context
         self._wanted = wanted
         self._orders: deque[Order] = deque()
@@ -224,7 +231,7 @@ class Download:
         self._progress()
 
     def _turn(self) -> None:
-        """Starts as many orders as allowed, and handles those that have ended."""
+        """Starts as many orders as allowed, and handles the ended ones."""
         self._context.check()
         while self._orders and len(self._running) < MAX_AT_ONCE:
             self._begin(self._orders.popleft())
@@ -353,7 +360,7 @@ class Download:
         for pieces, _ in self._wanted:
             total += sum(stop - start for spans in pieces.values() for start, stop in spans)
             missing += self._writer.missing_bytes(pieces)
-        self._context.on_progress(total - missing, total)
+        self._on_progress(total - missing, total)
 
 
 class _Writing:

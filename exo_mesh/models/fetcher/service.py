@@ -192,9 +192,9 @@ class FetcherService:
             sources.close()
 
     def _fetch(self, request: Fetch, context: Context) -> None:
-        context.on_progress = lambda done, total: self._send(
-            FetchProgress(request.id, done, total, dict(context.received))
-        )
+        def tell(done: int, total: int) -> None:
+            self._send(FetchProgress(request.id, done, total, dict(context.received)))
+
         with self._writers.opened(Path(request.model_dir)) as writer:
             manifest = writer.manifest
             digest = _digest(writer.model_dir, manifest.name)
@@ -212,7 +212,7 @@ class FetcherService:
                 ]
                 if headless:  # a corrupt file was dropped
                     fetch_headers(writer, headless, every, context)
-                Download(writer, wanted, context).run()
+                Download(writer, wanted, context, tell).run()
             finally:
                 sources.close()
 

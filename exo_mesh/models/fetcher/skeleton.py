@@ -177,7 +177,7 @@ def _fetch_samples(writer: ModelWriter, sources: tuple[UsedSource, ...], context
 def _fetch_or_less(
     writer: ModelWriter, wanted: Pieces, needed: Pieces, sources: tuple[UsedSource, ...], context: Context
 ) -> None:
-    """Fetches more than is needed, in fewer requests; from sources without the rest, only what is needed."""
+    """Fetches more than the needed pieces, in fewer requests; from sources without the rest, only the needed pieces."""
     try:
         Download(writer, [(wanted, sources)], context).run()
     except DiskError:

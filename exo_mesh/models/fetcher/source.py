@@ -21,7 +21,7 @@ class SourceError(OSError):
 
 
 class NoRangesError(SourceError):
-    """The source sends whole files only. A second call reads the file from the start and skips what is not wanted."""
+    """The source sends whole files only. A second call reads the file from the start and skips the unwanted bytes."""
 
 
 class ModelFiles(Protocol):

@@ -1,4 +1,4 @@
-"""Compares files of which only parts are here with the digest of the whole file.
+"""Compares files that are here only in part with the digest of the whole file.
 
 The bytes that are here are hashed in their order, and between them those of other sources, of which nothing is kept. If
 the digest is wrong, the whole file is read from one source after the other, and at last from all together, until a file
@@ -79,7 +79,7 @@ class _RightPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Mixture:
     """A file that may be the right one, up to some byte. owners: the sources that have all of it. other: the pieces
     that are other here."""
 
@@ -93,7 +93,7 @@ class _Found:
     """What a search found. right: the file with the right digest, if any. is_compared: whether there were other bytes
     to compare those here with."""
 
-    right: _Candidate | None
+    right: _Mixture | None
     is_compared: bool
 
 
@@ -142,7 +142,7 @@ class FileCheck:
         return self._find_wrong(on_wrong)
 
     def _digest(self) -> tuple[str, Digests]:
-        """The digest of the bytes here and those of the sources between them, and those of their pieces."""
+        """The digest of the bytes here with the sources' bytes between them, and the digests of their pieces."""
         sha, pieces = hashlib.sha256(), []
         for span, is_here in _in_order(self._here, self._file.size):
             for piece in cut(cut_at((span,), self._edges), CHUNK_BYTES):
@@ -164,7 +164,7 @@ class FileCheck:
                         yield info.pieces
 
     def _compare_pieces(self, pieces: Digests, on_wrong: OnWrong) -> str:
-        """Compares the bytes here with the digests of pieces, and replaces those that differ. UNKNOWN if not all bytes
+        """Compares the bytes here with the digests of pieces, and replaces pieces that differ. UNKNOWN if not all bytes
         here are in pieces, or no source has a piece as its digest says."""
         mine = [one for one in pieces if covers(self._here, (one[:2],)) and 0 < one[1] - one[0] <= CHUNK_BYTES]
         if not covers(merged(one[:2] for one in mine), self._here):
@@ -195,8 +195,8 @@ class FileCheck:
         return b""
 
     def _compare_copies(self) -> str:
-        """Without a digest, bytes count as right if they are those of two sources: one of them may be where they came
-        from. If they differ, nobody knows which are right."""
+        """Without a digest, bytes count as right if two sources have the same: one source may be where they came from.
+        If they differ, nobody knows which are right."""
         for piece in cut(self._here, PIECE_BYTES):
             mine, num_equal = self._own(piece), 0
             for source in reversed(self._sources):
@@ -226,7 +226,7 @@ class FileCheck:
                 self._replace(found.right.other, on_wrong)
                 if found.right.other:
                     return REPAIRED
-                _log.warning("%s: the bytes here are right, but those of another peer are not", self._name)
+                _log.warning("%s: the bytes here are right, but another peer has wrong bytes", self._name)
                 return RIGHT
         on_wrong(self._name)
         if not is_compared:
@@ -242,9 +242,9 @@ class FileCheck:
         )
 
     def _search(self, used: Sequence[UsedSource]) -> _Found:
-        """Looks for a file with the right digest among the bytes here and those of some sources. Raises _NoSourceError
-        if they do not have all bytes."""
-        candidates = [_Candidate(hashlib.sha256(), frozenset(range(-1, len(used))))]
+        """Looks for a file with the right digest among the bytes here and the bytes of some sources. Raises
+        _NoSourceError if they do not have all bytes."""
+        candidates = [_Mixture(hashlib.sha256(), frozenset(range(-1, len(used))))]
         is_compared = True
         for span, is_here in _in_order(self._here, self._file.size):
             for piece in cut((span,), PIECE_BYTES):
@@ -344,15 +344,15 @@ class FileCheck:
 
 
 def _grown(
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[_Mixture],
     piece: Span,
     contents: Mapping[bytes, set[int]],
     used: Sequence[UsedSource],
     *,
     is_here: bool,
-) -> list[_Candidate]:
-    """Adds a piece to each candidate: every candidate with every content while there are few, else only those that
-    are all of one source."""
+) -> list[_Mixture]:
+    """Adds a piece to each candidate: every candidate with every content while there are few, else only candidates from
+    a single source."""
     owned = list(contents.items())
     if not is_here or len(owned) == 1:
         owned[0][1].add(_OWN)
@@ -369,7 +369,7 @@ def _grown(
         if is_here and _OWN not in owners:
             source = used[min(owners)]
             other = (*other, _RightPiece(piece, hashlib.sha256(content).digest(), source))
-        grown.append(_Candidate(sha, one.owners & owners, other))
+        grown.append(_Mixture(sha, one.owners & owners, other))
     return grown
 
 

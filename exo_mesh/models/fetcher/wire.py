@@ -86,11 +86,11 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 
 
 class Verify(msgspec.Struct, frozen=True, tag="verify"):
-    """Asks to compare those of these files of which only parts are here with the digests of the whole files, with the
-    help of these sources. Wrong bytes are replaced if a source has the right ones, else dropped. uses_hub: bytes that
-    no peer has may be read from the hub only to check, at most as many as are here; else a hub among the sources is
-    only for the comparison after a wrong digest. word: whether the digests of pieces that peers have found are used;
-    "only": without them, a file stays unknown. edges: where pieces of a file begin for peers."""
+    """Asks to compare the files that are here only in part with the digests of the whole files, with the help of these
+    sources. Wrong bytes are replaced if a source has the right ones, else dropped. uses_hub: bytes that no peer has may
+    be read from the hub only to check, at most as many as are here; else a hub among the sources is only for the
+    comparison after a wrong digest. word: whether the digests of pieces that peers have found are used; "only": without
+    them, a file stays unknown. edges: where pieces of a file begin for peers."""
 
     id: int
     model_dir: str
@@ -130,7 +130,7 @@ class Resolved(msgspec.Struct, frozen=True, tag="resolved"):
 
 
 class FetchProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """Sent at most twice a second. done: of `total` requested bytes, those that were present before included.
+    """Sent at most twice a second. done: of `total` requested bytes, with the bytes that were present before.
 
     num_bytes: received from each source so far, by peer id, "" for the hub.
     """
@@ -154,8 +154,8 @@ class WrongBytes(msgspec.Struct, frozen=True, tag="wrong"):
 
 
 class Verified(msgspec.Struct, frozen=True, tag="verified"):
-    """The files were checked. unknown: those that could not be, because no source has the rest of them. num_bytes: as
-    in Fetched."""
+    """The files were checked. unknown: files that could not be checked, because no source has the rest of them.
+    num_bytes: as in Fetched."""
 
     id: int
     unknown: tuple[str, ...] = ()

@@ -44,8 +44,8 @@ class FileConnections:
         return self._is_waiting
 
     def admit(self, sock: socket.socket) -> FileConnection | None:
-        """Admits a connection. At the bound it replaces the connection that has been idle longest; those that have not
-        completed a request go first. It waits if all connections are busy. Returns None if the server stops."""
+        """Admits a connection. At the bound it replaces the connection that has been idle longest; connections without
+        a completed request go first. It waits if all connections are busy. Returns None if the server stops."""
         with self._changed:
             while not self._is_closed and not self._has_room():
                 self._is_waiting = True

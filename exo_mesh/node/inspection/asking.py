@@ -10,7 +10,6 @@ from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 
-ASK_S = 2.0
 AT_ONCE = 16
 MAX_ASKED = 128
 """Most peers that are asked at once; in a larger mesh, ask the other nodes one by one."""

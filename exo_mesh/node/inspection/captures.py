@@ -14,25 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-import msgspec
-
-from exo_mesh.base.printable import printable_values
 from exo_mesh.base.tasks import Bound
-from exo_mesh.errors import TransportError
 from exo_mesh.machine.process_capture import memory_of, run_tools, threads_of
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.rings.hosting.supervisor import Runner
-from exo_mesh.wire.proto import control_pb2 as pb
-
-CAPTURE_S = 15.0
-"""Deadline of a peer's capture: Apple's tools may take 8 s, and longer on a busy machine."""
 
 MAX_PROCESSES = 16
 MAX_TASKS = 256
 MAX_FRAMES = 64
 """Most frames of a stack; the innermost ones are kept."""
-
-MAX_JSON_BYTES = 4 * 2**20 - 1024
 
 
 class Captures:
@@ -65,23 +54,6 @@ class Captures:
             "processes": processes,
             "left_out": max(0, len(runners) - MAX_PROCESSES),
         }
-
-    async def of(self, peer: Peer, wanted: str) -> dict[str, Any] | None:
-        """Captures a peer. Raises MeshErrors."""
-        reply = await peer.client.capture(wanted, CAPTURE_S)
-        try:
-            found = printable_values(msgspec.json.decode(reply.json)) if len(reply.json) <= MAX_JSON_BYTES else None
-        except (msgspec.DecodeError, RecursionError) as exc:
-            raise TransportError(f"the capture of {peer.info.name} is not valid JSON: {exc}") from exc
-        if found is None:
-            return None
-        if not isinstance(found, dict) or found.get("node_id") != peer.id:
-            raise TransportError(f"the capture of {peer.info.name} belongs to another node")
-        return found
-
-    async def answer(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        """Answers a peer; the JSON is `null` if the runner does not run here."""
-        return pb.CaptureReply(json=msgspec.json.encode(await self.here(request.runner)))
 
 
 async def _node() -> dict[str, Any]:
@@ -121,7 +93,7 @@ def _frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _task(task: asyncio.Task[Any]) -> dict[str, Any]:
-    """The name of a task, and its stack including what it awaits, the innermost frame last."""
+    """The name of a task, and its stack with the coroutines that it awaits, the innermost frame last."""
     found: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None and len(found) < MAX_FRAMES:

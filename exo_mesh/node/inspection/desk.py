@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.domain.reports import HealthReport
 from exo_mesh.machine.disk import Disk
-from exo_mesh.mesh.membership.naming import peer_called
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.node.inspection import calls
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
 from exo_mesh.node.inspection.mesh_traces import MeshTraces
-from exo_mesh.node.inspection.otlp.wiring import exporter_of
+from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.runner_cancels import RunnerCancels
 from exo_mesh.node.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.serving.parts import ServingParts
 from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.peer_call import AnyAnswer, answer
 
 
 class Inspection:
-    """Implements InspectionService, and answers peers. health: returns the body of GET /health."""
+    """Implements InspectionService. health: returns the body of GET /health. exporter: sends traces to a
+    collector; None without one. answers: to the calls of peers."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class Inspection:
         hosting: HostingParts,
         serving: ServingParts,
         disk: Disk,
-        health: Callable[[], dict[str, Any]],
-        metrics: Metrics,
+        health: Callable[[], HealthReport],
+        exporter: TraceExporter | None,
     ) -> None:
         own = membership.own
         self._membership = membership
@@ -50,19 +51,22 @@ class Inspection:
         days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
         keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)
         self.keep_traces = keeper.keep
-        self.exporter = exporter_of(settings, membership, metrics)
-        if self.exporter is not None:
-            serving.router.traces.on_end = self.exporter.offer
+        self.exporter = exporter
         self._traces = MeshTraces(membership, serving.router.traces)
-        self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
+        captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)
+        traces = serving.router.traces
+        self.answers: list[AnyAnswer] = [
+            answer(calls.DIAGNOSE, partial(calls.answer_diagnose, self.diagnostics.node, self.diagnostics.timeline)),
+            answer(calls.READ_TRACES, partial(calls.answer_read_traces, traces)),
+            answer(calls.DELETE_TRACES, partial(calls.answer_delete_traces, traces)),
+            answer(calls.CAPTURE, partial(calls.answer_capture, captures.here)),
+        ]
 
     @property
     def trace_export(self) -> dict[str, Any] | None:
         """The state of the export of traces; None without a collector."""
         return None if self.exporter is None else self.exporter.describe()
-
-    # for users
 
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         return self._traces.here(key_id)
@@ -76,8 +80,8 @@ class Inspection:
     async def delete_traces(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
         return await self._traces.delete(trace_ids)
 
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return await self.diagnostics.of(peer_id)
+    async def diagnostics_of(self, peer: str = "") -> dict[str, Any]:
+        return await self.diagnostics.of(peer)
 
     async def cluster_diagnostics(self) -> dict[str, Any]:
         return await self.diagnostics.cluster()
@@ -88,34 +92,9 @@ class Inspection:
     def node_timeline(self) -> list[dict[str, Any]]:
         return self.diagnostics.node_timeline()
 
-    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
-        if self._is_own(peer_id):
-            return await self._captures.here(runner)
-        peer = self._peer(peer_id)
-        return None if peer is None else await self._captures.of(peer, runner)
+    async def capture(self, peer: str = "", runner: str = "") -> dict[str, Any] | None:
+        return await calls.capture(self._membership.calls, self._membership.peer_named(peer, "id").id, runner)
 
-    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
-        peer = None if self._is_own(peer_id) else self._peer(peer_id)
-        if peer is None and not self._is_own(peer_id):
-            return None
-        node_id = self._membership.own.id if peer is None else peer.id
-        instance_id = self._cancels.instance_of(node_id, runner)
+    async def cancel_runner(self, peer: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+        instance_id = self._cancels.instance_of(self._membership.peer_named(peer, "id").id, runner)
         return await self._cancels.cancel(instance_id, request_id) if instance_id else None
-
-    # for peers
-
-    def answer_read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
-        return self._traces.answer_read(request)
-
-    def answer_delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
-        return self._traces.answer_delete(request)
-
-    async def answer_capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
-        return await self._captures.answer(request)
-
-    def _is_own(self, peer_id: str) -> bool:
-        return not peer_id or peer_called(peer_id, self._membership.everybody) == self._membership.own
-
-    def _peer(self, peer_id: str) -> Peer | None:
-        found = peer_called(peer_id, self._membership.everybody)
-        return None if found is None else self._membership.peer(found.id)

@@ -14,21 +14,15 @@ import msgspec
 import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.base.printable import printable_values
-from exo_mesh.errors import TransportError
+from exo_mesh.domain.reports import HealthReport
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.mesh.membership.naming import peer_called
-from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.node.inspection.asking import ASK_S, ask_peers
+from exo_mesh.node.inspection.asking import ask_peers
+from exo_mesh.node.inspection.calls import diagnose
 from exo_mesh.rings.hosting.flight_recorder import FlightRecorder
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.serving.journal import Journal
-from exo_mesh.wire.proto import control_pb2 as pb
-
-MAX_JSON_BYTES = 3 * 2**20
-"""Largest answer of a peer; 32 runners with 128 phases each need a third of it."""
 
 MAX_TIMELINE = 4096
 """Most entries of a merged timeline; the newest ones are kept."""
@@ -45,7 +39,7 @@ class Diagnostics:
         monitor: MemoryMonitor,
         disk: Disk,
         beats: Callable[[], Sequence[StageBeat]],
-        health: Callable[[], dict[str, Any]],
+        health: Callable[[], HealthReport],
     ) -> None:
         self._membership = membership
         self._flights = flights
@@ -83,7 +77,7 @@ class Diagnostics:
             "requests": self._journal.describe_live(),
             "stages": [_stage(stage) for stage in self._beats()],
             "runners": self._runners(),
-            "health": self._health(),
+            "health": msgspec.to_builtins(self._health()),
         }  # fmt: skip
 
     def timeline(self) -> dict[str, Any]:
@@ -91,21 +85,12 @@ class Diagnostics:
         own = self._membership.own
         return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
 
-    async def answer(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        """Answers a peer."""
-        found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
-        return pb.DiagnoseReply(json=msgspec.json.encode(found))
-
-    async def of(self, peer_id: str) -> dict[str, Any] | None:
-        """The diagnostics of one node, see peer_called; None if there is no such live peer. Raises MeshErrors."""
-        found = peer_called(peer_id, self._membership.everybody) if peer_id else self._membership.own
-        if found == self._membership.own:
-            return await asyncio.to_thread(self.node)
-        peer = None if found is None else self._membership.peer(found.id)
-        return None if peer is None else await _ask(peer, timeline=False)
+    async def of(self, peer: str) -> dict[str, Any]:
+        """The diagnostics of one node, see Membership.peer_named. Raises MeshErrors."""
+        return await diagnose(self._membership.calls, self._membership.peer_named(peer, "id").id)
 
     async def cluster(self) -> dict[str, Any]:
-        """The diagnostics of all nodes that answer, and the list of those that do not."""
+        """The diagnostics of all nodes that answer, and the list of nodes that do not."""
         answers, unreachable = await self._ask_all(timeline=False)
         return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
 
@@ -130,21 +115,10 @@ class Diagnostics:
         ]
 
     async def _ask_all(self, *, timeline: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-        answers, unreachable = await ask_peers(self._membership, lambda peer: _ask(peer, timeline=timeline))
+        answers, unreachable = await ask_peers(
+            self._membership, lambda peer: diagnose(self._membership.calls, peer.id, timeline=timeline)
+        )
         return [answer for _, answer in answers], unreachable
-
-
-async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
-    reply = await peer.client.diagnose(pb.DiagnoseRequest(timeline=timeline), ASK_S)
-    if len(reply.json) > MAX_JSON_BYTES:
-        raise TransportError(f"the answer has {len(reply.json)} bytes, more than {MAX_JSON_BYTES}")
-    try:
-        found = printable_values(msgspec.json.decode(reply.json))
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise TransportError(f"the answer is not valid JSON: {exc}") from exc
-    if not isinstance(found, dict) or found.get("node_id") != peer.id:
-        raise TransportError("the answer belongs to another node")
-    return found
 
 
 def _entries(answer: Mapping[str, Any], offsets: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.node.inspection.asking import ask_peers
+from exo_mesh.rings.serving.calls import cancel_on
 from exo_mesh.rings.serving.journal import Journal
 
 
@@ -32,9 +33,10 @@ class RunnerCancels:
     async def cancel(self, instance_id: str, request_id: str = "") -> dict[str, Any]:
         """Cancels the requests on an instance, or only those with an id; returns {"instance", "cancelled": number,
         "unreachable": peers that did not answer}."""
+        calls = self._membership.calls
         here = self._journal.cancel_on(instance_id, request_id)
         answers, unreachable = await ask_peers(
-            self._membership, lambda peer: peer.client.cancel_on(instance_id, request_id)
+            self._membership, lambda peer: cancel_on(calls, peer.id, instance_id, request_id)
         )
         return {
             "instance": instance_id,

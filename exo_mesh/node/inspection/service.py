@@ -11,8 +11,8 @@ from exo_mesh.rings.serving.traces import RequestTrace
 class InspectionService(Protocol):
     """Inspects this node, one peer, or the whole mesh. Every answer is bounded and lists peers that do not answer.
 
-    key_id: only requests with this API key, "" for requests without one, None for all. Only calls for a single peer
-    raise MeshErrors.
+    key_id: only requests with this API key, "" for requests without one, None for all. peer: see
+    Membership.peer_named. Only calls for a single peer raise MeshErrors.
     """
 
     @property
@@ -32,8 +32,8 @@ class InspectionService(Protocol):
     async def delete_traces(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
         """Deletes traces at all peers, None: all traces. Returns {"deleted": number, "unreachable"}."""
 
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        """The diagnostics of this node, or of a live peer by its id or a prefix of it; None if there is none."""
+    async def diagnostics_of(self, peer: str = "") -> dict[str, Any]:
+        """The diagnostics of this node, or of a live peer."""
 
     async def cluster_diagnostics(self) -> dict[str, Any]:
         """The diagnostics of all nodes: {"nodes": [as diagnostics_of], "unreachable": [{"id", "name", "why"}]}."""
@@ -44,10 +44,10 @@ class InspectionService(Protocol):
     def node_timeline(self) -> list[dict[str, Any]]:
         """The phases of the runners of this node by time."""
 
-    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
-        """Takes stacks and memory maps of a node (as in diagnostics_of) and its runners, or of one runner by its pid,
-        instance or label; None if there is none. Raises OverloadError while another capture runs on that node."""
+    async def capture(self, peer: str = "", runner: str = "") -> dict[str, Any] | None:
+        """Takes stacks and memory maps of a node and its runners, or of one runner by its pid, instance or label; None
+        if there is no such runner. Raises OverloadError while another capture runs on that node."""
 
-    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+    async def cancel_runner(self, peer: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
         """Cancels the requests on a runner of a node, or only those with an id; returns {"instance", "cancelled",
-        "unreachable"}, or None if there is no such node or runner."""
+        "unreachable"}, or None if there is no such runner."""

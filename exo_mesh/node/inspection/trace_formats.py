@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.base.printable import printable
+from exo_mesh.domain.bounded_json import MAX_VALUES, decode_bounded
 from exo_mesh.domain.request import FrameTrace
 from exo_mesh.errors import TransportError
 from exo_mesh.rings.serving.traces import Leg, RequestTrace
@@ -30,7 +31,7 @@ def trace_from_json(data: bytes) -> RequestTrace:
     if len(data) > MAX_JSON_BYTES:
         raise TransportError(f"a trace has {len(data)} bytes, more than {MAX_JSON_BYTES}")
     try:
-        trace = msgspec.json.decode(data, type=RequestTrace)
+        trace = decode_bounded(data, RequestTrace, 5 * MAX_VALUES)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise TransportError(f"invalid trace: {exc}") from exc
     frames = [frame for leg in trace.legs for frame in leg.frames]

@@ -59,8 +59,8 @@ def _dialers(group: TensorGroup, rank: int) -> tuple[str, ...]:
 
 
 def _address_for(hosts: Iterable[str], interfaces: Iterable[Interface]) -> str:
-    """This machine's address on the way to all of these hosts; if the ways differ, one that does not belong to a single
-    cable."""
+    """This machine's address on the way to all of these hosts; if the ways differ, an address that does not belong to a
+    single cable."""
     found = {_local_address(host) for host in hosts} - {""}
     if len(found) == 1:
         return found.pop()

@@ -14,7 +14,7 @@ MAX_ENTRIES = 128
 """Entries of one runner; the oldest are dropped first."""
 
 MAX_RUNNERS = 32
-"""Runners that are remembered; those that ended first are dropped first."""
+"""Most remembered runners; the earliest ended ones are dropped first."""
 
 MAX_DETAIL = 300
 """Characters: the last message of a library may be long."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.base.wakeups import next_beat
 from exo_mesh.errors import MeshError
 from exo_mesh.rings.hosting.supervisor import Runner
+from exo_mesh.rings.hosting.surroundings import StageSurroundings
 
 LOOK_EVERY_S = 0.5
 """Seconds between checks. A runner gives up a hop after 5 s; the membership needs about 2 s to find another address."""
@@ -40,19 +40,10 @@ class _Hop:
 
 
 class Hops:
-    """The hops of the runners here. hosts_of: where this node may reach a peer, best first; empty if unknown.
-    is_out_of_reach: whether a peer that others reach has not answered this node for long. is_silent: whether it has not
-    answered the last probe, or is gone."""
+    """The hops of the runners here."""
 
-    def __init__(
-        self,
-        hosts_of: Callable[[str], Sequence[str]],
-        is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
-        is_silent: Callable[[str], bool] = lambda peer_id: False,
-    ) -> None:
-        self._hosts_of = hosts_of
-        self._is_out_of_reach = is_out_of_reach
-        self._is_silent = is_silent
+    def __init__(self, around: StageSurroundings) -> None:
+        self._around = around
         self._hops: dict[str, _Hop] = {}
 
     async def link(self, instance_id: str, runner: Runner, endpoint: str, next_peer: str) -> None:
@@ -73,13 +64,13 @@ class Hops:
             await self.look()
 
     async def look(self) -> None:
-        """Note which hops are down, give up those that cannot recover, and update the others by `tell`. A hop that
-        rests is opened while its peer is silent: its loss must not wait for the next request."""
+        """Note which hops are down, give up hops that cannot recover, and update the others by `tell`. A hop that rests
+        is opened while its peer is silent: its loss must not wait for the next request."""
         for hop in list(self._hops.values()):
             _note(hop)
-            if _rests(hop.runner) and self._is_silent(hop.next_peer):
+            if _rests(hop.runner) and self._around.is_silent(hop.next_peer):
                 await hop.runner.open_hop()
-            if not hop.is_lost and hop.down >= LOST_LOOKS and self._is_out_of_reach(hop.next_peer):
+            if not hop.is_lost and hop.down >= LOST_LOOKS and self._around.is_out_of_reach(hop.next_peer):
                 hop.is_lost = True
                 hop.runner.lose_hop(
                     f"the node of this stage cannot reach peer {hop.next_peer[:8]} either", is_out_of_reach=True
@@ -91,7 +82,7 @@ class Hops:
         address of its peer is dialled in turn. A working stream stays as it is: only the next dial uses the new
         address."""
         for instance_id, hop in list(self._hops.items()):
-            hosts = self._hosts_of(hop.next_peer)
+            hosts = self._around.hosts_of(hop.next_peer)
             if not hosts:
                 continue
             endpoint = f"{hosts[hop.down // DOWN_LOOKS % len(hosts)]}:{hop.endpoint.rpartition(':')[2]}"

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from exo_mesh import __version__
 from exo_mesh.base.wakeups import next_beat
-from exo_mesh.domain.shard import KeptLayers
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
+from exo_mesh.domain.shard import MAX_KEPT, KeptLayers
+from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.service import Membership
@@ -20,13 +20,11 @@ from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.rings.prefix_disk.makers import KeptKv, KvMaker
 from exo_mesh.settings.config import Settings
 from exo_mesh.weights.fetched import MANIFEST_FILE
-from exo_mesh.wire.plan_codec import MAX_KEPT
-from exo_mesh.wire.speeds_codec import MAX_MODELS
 
 LOOK_EVERY_S = 10.0
 
 FIRST_LOOK_S = 1.0
-"""Longest wait of a node's start for the first look; what is found later is published then."""
+"""Longest wait of a node's start for the first look; a look that takes longer is published later."""
 
 SETTLED_S = 5.0
 """Weights that arrived more recently are not looked at: more of them probably arrive."""
@@ -36,7 +34,7 @@ OnDisk = tuple[tuple[str, tuple[KeptLayers, ...]], ...]
 
 
 class KeptHere:
-    """Reads what is on the disk of this machine."""
+    """Reads which layers of models have KV or weights on the disk of this machine."""
 
     def __init__(self, settings: Settings, membership: Membership, catalogue: Catalogue, files: LocalFiles) -> None:
         self._membership = membership
@@ -51,7 +49,7 @@ class KeptHere:
             self._kv = KeptKv(settings.prefix_disk, _key(settings), self._is_usable, settings.prefix_disk_days)
 
     def read(self) -> OnDisk:
-        """What is on disk now, in an order that depends on nothing else. Blocking."""
+        """The layers on disk now, in an order that depends on nothing else. Blocking."""
         with self._turn:  # a first look that took too long may still run
             return self._read()
 
@@ -64,7 +62,7 @@ class KeptHere:
         return tuple(sorted(list(kept_of.items())[:MAX_MODELS]))
 
     async def first_look(self) -> OnDisk:
-        """What is on disk; nothing if that is not known within FIRST_LOOK_S."""
+        """The layers on disk; nothing if the look takes longer than FIRST_LOOK_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 return await asyncio.to_thread(self.read)

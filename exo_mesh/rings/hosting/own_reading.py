@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from exo_mesh.domain.device import EntryRequests, HopReading, Telemetry
+from exo_mesh.domain.device import MAX_HOPS, EntryRequests, HopReading, Telemetry
 from exo_mesh.domain.health import Reason
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
-from exo_mesh.wire.control_codec import MAX_HOPS
 
 MAX_OWN_HOPS = 8
 """Hops in a reading, in a mesh of more than MAX_HOPS others."""
@@ -37,7 +36,7 @@ def own_reading(
         sequence,
         host.usable_bytes(),
         machine.memory().total_bytes,
-        host.reserved_bytes,
+        host.memory.reserved_bytes,
         os.getloadavg()[0],
         host.s_per_gb,
         {name: beat.tokens for name, beat in drivers.items()},
@@ -45,7 +44,7 @@ def own_reading(
         reasons,
         keys_digest,
         fetch_room_bytes,
-        host.capacity_bytes(),
+        host.memory.capacity_bytes(),
         headroom_bytes,
         temperature_c=hardware.machine.temperature_c or 0.0,
         power_w=hardware.machine.power_w or 0.0,

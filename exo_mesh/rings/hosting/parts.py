@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
+from exo_mesh.domain.device import why_no_layers
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.local_models import LocalModels
-from exo_mesh.rings.hosting.peer_desk import PeerDesk
-from exo_mesh.rings.hosting.runner_starter import HostLimits, RunnerHistory
+from exo_mesh.rings.hosting.runner_starter import HostLimits, RunnerHistory, RunnerStarter
 from exo_mesh.rings.hosting.stage_host import StageHost
+from exo_mesh.rings.hosting.stage_memory import StageMemory
+from exo_mesh.rings.hosting.supervisor import Runner
+from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 
@@ -27,7 +29,6 @@ class HostingParts:
     host: StageHost
     runner_history: RunnerHistory
     monitor: MemoryMonitor
-    peer_desk: PeerDesk
 
     @staticmethod
     def at(
@@ -41,34 +42,22 @@ class HostingParts:
         clock: Clock,
         credentials: CredentialSource | None,
     ) -> HostingParts:
-        def hosts_of(peer_id: str) -> Sequence[str]:
-            peer = membership.peer(peer_id)
-            return peer.hosts if peer is not None else []
-
-        def name_of(peer_id: str) -> str:
-            peer = membership.peer(peer_id)
-            return peer.info.name if peer is not None else peer_id[:8]
-
-        metrics.stages.name_of = name_of
+        around, why = StageSurroundings(membership), why_no_layers(settings.role, settings.max_memory_bytes)
         runner_history = RunnerHistory.at(settings, membership.own.id, machine.disk, clock)
+        starter = RunnerStarter(
+            settings, models, machine.memory, credentials, limits, runner_history, around.engine, Runner, why
+        )
         host = StageHost(
-            membership.own.id,
-            settings,
+            settings.name,
+            around,
             models,
             lambda engine, architecture: this_machine.why_not(registry, engine, architecture),
-            machine.memory,
+            StageMemory(machine.memory, settings.max_memory_bytes, why),
+            starter,
             metrics,
-            limits=limits,
-            clock=clock,
-            credentials=credentials,
-            hosts_of=hosts_of,
-            is_out_of_reach=membership.is_out_of_reach,
-            is_silent=lambda peer_id: not membership.is_alive(peer_id) or membership.unanswered_s(peer_id) > 0,
-            fence_of=membership.fences.ballot,
-            engine=lambda: next((device.engine for device in membership.own.devices), ""),
-            keep=runner_history,
+            clock,
+            credentials,
         )
-        host.on_use = membership.check_partners
         monitor = MemoryMonitor(
             machine.system_memory,
             host.press,
@@ -76,4 +65,4 @@ class HostingParts:
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )
-        return HostingParts(host, runner_history, monitor, PeerDesk(membership, host))
+        return HostingParts(host, runner_history, monitor)

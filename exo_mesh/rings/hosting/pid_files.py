@@ -1,4 +1,4 @@
-"""Records the processes that this node has started, so that its next start can end those that a crash left behind.
+"""Records the processes that this node has started, so that its next start can end processes that a crash left behind.
 
 A runner ends with its node by itself: its pipe closes, and on Linux the kernel kills it. These files are for a runner
 that could not end: stopped by a debugger, or stuck in a driver on a system without such a signal.

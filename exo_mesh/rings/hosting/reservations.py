@@ -59,7 +59,7 @@ class StageUse(NamedTuple):
 
 
 class Reservations:
-    """At most one lease per instance: that of the highest ballot reserved.
+    """At most one lease per instance: for the highest ballot reserved.
 
     Two plans of one instance that share this node are put in order here: the higher ballot wins. Exception: a ready
     plan gives way only to a higher counter, that is, to a proposer that knows of it. A promise outlives its lease:

@@ -30,8 +30,8 @@ from exo_mesh.rings.hosting.stage_state import start_message
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
+from exo_mesh.wire.plan_codec import served_to_proto
 from exo_mesh.wire.proto import runner_pb2
-from exo_mesh.wire.served_codec import served_to_proto
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class StartedRunner:
 
 
 class RunnerStarter:
-    """Makes the runner of a lease. pace: the measured times of starts and loads here, which scale their limits."""
+    """Makes the runner of a lease. history: of the runners here. pace: the measured times of starts and loads here,
+    which scale their limits."""
 
     def __init__(
         self,
@@ -87,13 +88,13 @@ class RunnerStarter:
         make_runner: Callable[..., Runner],
         why_no_layers: str,
     ) -> None:
-        """engine: the one that spare runners are for. why_no_layers: set if this node never holds layers."""
+        """engine: the engine of spare runners. why_no_layers: set if this node never holds layers."""
         self._settings = settings
         self._models = models
         self._read_memory = read_memory
         self._credentials = credentials
         self._limits = limits
-        self._keep = keep
+        self.history = keep
         self._make_runner = make_runner
         self._environment = runner_environment(settings.fast_synch, os.environ)
         if settings.log_level == "debug":
@@ -121,8 +122,8 @@ class RunnerStarter:
             command=self._limits.command,
             environment=self._environment,
             spare=(self.spares.take(lease.stage.engine) or head_start.take()) if wiring is None else None,
-            flight=self._keep.flights.open(label),
-            pid_files=self._keep.pid_files,
+            flight=self.history.flights.open(label),
+            pid_files=self.history.pid_files,
         )
         size = gigabytes(lease.weights_bytes)
         _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)

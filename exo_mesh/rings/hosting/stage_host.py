@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,29 +12,27 @@ from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.base.wakeups import next_beat
-from exo_mesh.domain.device import why_no_layers
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
-from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.memory import MemoryReader, capacity_bytes, usable_bytes
 from exo_mesh.machine.pressure import Needs
 from exo_mesh.rings.hosting.collectives import own_endpoint, wiring_fault
 from exo_mesh.rings.hosting.hops import SHOW_S, Hops, is_up
 from exo_mesh.rings.hosting.local_models import LocalModels, refuse_misfit
-from exo_mesh.rings.hosting.reservations import Lease, Reservations, StageUse
+from exo_mesh.rings.hosting.reservations import Lease, StageUse
 from exo_mesh.rings.hosting.runner_exit import End
-from exo_mesh.rings.hosting.runner_starter import USUAL_LIMITS, HostLimits, RunnerHistory, RunnerStarter
+from exo_mesh.rings.hosting.runner_starter import RunnerStarter
 from exo_mesh.rings.hosting.spares import HeadStart
 from exo_mesh.rings.hosting.speed import SpeedMeter
+from exo_mesh.rings.hosting.stage_memory import StageMemory
 from exo_mesh.rings.hosting.stage_meter import StageMeter
 from exo_mesh.rings.hosting.stage_state import beat_of, goes_on, is_well, seat_of, why_unwell
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
+from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.settings.config import Settings
 from exo_mesh.wire.plan_codec import plan_to_proto
 from exo_mesh.wire.proto import control_pb2, runner_pb2
 from exo_mesh.wire.tls_codec import tls_to_proto
@@ -53,55 +51,40 @@ _log = logging.getLogger(__name__)
 class StageHost:
     """The stages of this node, at most one per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` returns, without importing anything heavy, why it cannot, or "". hosts_of,
-    is_out_of_reach, is_silent: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an
-    instance that is void because the instance was deleted.
+    `can_run(engine, architecture)` returns, without importing anything heavy, why it cannot, or "". name: of this node,
+    for errors.
     """
 
     def __init__(
         self,
-        own_id: str,
-        settings: Settings,
+        name: str,
+        around: StageSurroundings,
         models: LocalModels,
         can_run: Callable[[str, str], str],
-        read_memory: MemoryReader,
+        memory: StageMemory,
+        starter: RunnerStarter,
         metrics: Metrics,
-        *,
-        limits: HostLimits = USUAL_LIMITS,
         clock: Clock = monotonic,
         credentials: CredentialSource | None = None,
-        make_runner: Callable[..., Runner] = Runner,
-        hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
-        engine: Callable[[], str] = lambda: "",
-        is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
-        is_silent: Callable[[str], bool] = lambda peer_id: False,
-        fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
-        keep: RunnerHistory | None = None,
     ) -> None:
-        self._own_id = own_id
-        self._settings = settings
+        self._name = name
+        self._own_id = around.own_id
+        self._around = around
         self._models = models
         self._can_run = can_run
-        self._read_memory = read_memory
         self._metrics = metrics
         self._clock = clock
         self._credentials = credentials
-        self._reservations = Reservations()
-        self._hosts_of = hosts_of
-        self._fence_of = fence_of
-        self._hops = Hops(hosts_of, is_out_of_reach, is_silent)
-        self._why_no_layers = why_no_layers(settings.role, settings.max_memory_bytes)
+        self.memory = memory
+        self._reservations = memory.held
+        self._hops = Hops(around)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
-        self._keep = keep or RunnerHistory.at(settings, own_id, Disk(settings.home), clock)
-        self._starter = RunnerStarter(
-            settings, models, read_memory, credentials, limits, self._keep, engine, make_runner, self._why_no_layers
-        )
+        self._starter = starter
+        self._guard = starter.history.guard
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
-        self.on_use: Callable[[], None] = lambda: None
-        """Called when a stage here is used whose ring was idle."""
         self._stopping = False
         self._tasks = TaskOwner()
 
@@ -125,24 +108,9 @@ class StageHost:
     def leases(self) -> list[Lease]:
         return self._reservations.leases
 
-    @property
-    def reserved_bytes(self) -> int:
-        return self._reservations.reserved_bytes
-
     def usable_bytes(self) -> int:
         """Bytes that a new reservation could get now; 0 while this node drains, and where it holds no layers."""
-        if self.draining or self._why_no_layers:
-            return 0
-        held = self._reservations
-        return usable_bytes(
-            self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
-        )
-
-    def capacity_bytes(self) -> int:
-        """Bytes that models could take if nothing else ran here."""
-        if self._why_no_layers:
-            return 0
-        return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
+        return 0 if self.draining else self.memory.usable_bytes()
 
     def stages(self) -> dict[tuple[str, Ballot], StageUse]:
         """The stages that run here, by (instance id, ballot in force)."""
@@ -205,17 +173,15 @@ class StageHost:
 
         Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
-        if self._why_no_layers:  # an owner of an older version does not know the role
-            raise ReservationError(
-                f"{self._settings.name} holds no layers: {self._why_no_layers}", peer_id=self._own_id
-            )
+        if why := self.memory.why_no_layers:  # an owner of an older version does not know the role
+            raise ReservationError(f"{self._name} holds no layers: {why}", peer_id=self._own_id)
         await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
-        self._keep.guard.check(plan, index)
-        collective = await own_endpoint(plan, index, self._own_id, self._hosts_of)
+        self._guard.check(plan, index)
+        collective = await own_endpoint(plan, index, self._own_id, self._around.hosts_of)
         async with self._turn:
             if self._stopping:
                 return ReserveAnswer(False, 0, "this node is stopping")
-            if (fence := self._fence_of(plan.instance_id)) != NO_BALLOT:
+            if (fence := self._around.fence_of(plan.instance_id)) != NO_BALLOT:
                 self._reservations.promise(plan.instance_id, fence)
             before = self._reservations.held(plan.instance_id)
             answer = self._reservations.reserve(plan, index, self._usable_for(plan, index), self._clock())
@@ -232,7 +198,7 @@ class StageHost:
     def _usable_for(self, plan: Plan, index: int) -> int:
         """Bytes that a new reservation of this stage could get: less after a stage of the same model ran out of
         memory."""
-        most = self._keep.guard.most_bytes(plan, index)
+        most = self._guard.most_bytes(plan, index)
         return self.usable_bytes() if most is None else min(most, self.usable_bytes())
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
@@ -244,7 +210,7 @@ class StageHost:
 
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
-    ) -> AsyncIterator[control_pb2.StageStatus]:
+    ) -> AsyncGenerator[control_pb2.StageStatus, None]:
         """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
         those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
         keep_kv_from: see ChangePlan; None: no stage.
@@ -411,7 +377,7 @@ class StageHost:
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.model, plan.instance_id)
-        meter = StageMeter(self._metrics.stages, started.facts)
+        meter = StageMeter(self._metrics.stages, started.facts, self._around.name_of)
         self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {runner.label}")
         return runner
 
@@ -433,7 +399,7 @@ class StageHost:
             elif lease.ready:
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, beat.progress - before.progress)
             if before.is_idle and not beat.is_idle:
-                self.on_use()
+                self._around.used()
             before = beat  # not a copy into one message: its arena would grow with each copy
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
@@ -447,7 +413,7 @@ class StageHost:
         def on_end(end: End, why: str) -> None:
             self._metrics.runner_ended(lease.plan.model, str(end))
             beat = runner.beat or runner_pb2.Heartbeat()
-            self._keep.guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
+            self._guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
 
         try:
             await runner.run(on_beat, on_end)

@@ -6,6 +6,8 @@ the increase since the last heartbeat.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from exo_mesh.base.telemetry.durations import Durations
 from exo_mesh.base.telemetry.families import Cell, MetricFamily
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageMetrics, StageSeat
@@ -17,16 +19,20 @@ from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 class StageMeter:
     """Counts one runner, from its heartbeats. The caller must call `end`."""
 
-    def __init__(self, metrics: StageMetrics, facts: ModelFacts) -> None:
+    def __init__(
+        self, metrics: StageMetrics, facts: ModelFacts, name_of: Callable[[str], str] = lambda peer_id: peer_id[:8]
+    ) -> None:
+        """name_of: returns the name of a peer id."""
         self._next_name = ""
         self._metrics = metrics
         self._facts = facts
+        self._name_of = name_of
         self._shares = StageShares()
         self._counted: dict[str, float] = {}
         self._in_buckets: dict[str, tuple[list[int], float]] = {}
 
     def take(self, seat: StageSeat, beat: Heartbeat) -> None:
-        """Takes a heartbeat. seat: differs from the one before if the ring continues under another plan."""
+        """Takes a heartbeat. seat: differs from the seat before if the ring continues under another plan."""
         if seat != self._metrics.seat_of.get(self):
             self._leave()
             self._enter(seat)
@@ -43,7 +49,7 @@ class StageMeter:
     def _enter(self, seat: StageSeat) -> None:
         metrics = self._metrics
         metrics.seat_of[self] = seat
-        self._next_name = metrics.name_of(seat.next_peer)
+        self._next_name = self._name_of(seat.next_peer)
         stage = (seat.model, seat.instance_id, str(seat.stage))
         metrics.layers.labels(*stage).set(seat.layers[1] - seat.layers[0])
         metrics.first_layer.labels(*stage).set(seat.layers[0])

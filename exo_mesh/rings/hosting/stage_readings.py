@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 WINDOW_BEATS = 21
-"""Heartbeats that are kept: those of the last 10 s."""
+"""Heartbeats that are kept: the last 10 s."""
 
 
 @dataclass(slots=True)

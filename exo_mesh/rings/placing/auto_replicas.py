@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class AutoReplicas:
-    """Follows the models of which this node owns an instance."""
+    """Follows the models with an instance that this node owns."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class AutoReplicas:
     async def _spec(self, model: str, *, is_free: bool) -> InstanceSpec:
         """What to place. Raises PlacementError if there is no room for it.
 
-        Only peers that have the files, that do not serve the model yet, drain or lack memory take part, and those of
-        the plan that was solved for them: nothing is fetched for an instance that nobody asked for.
+        Candidates are the peers with the files that do not serve the model, do not drain and have memory. Nothing is
+        downloaded for an automatic replica.
         """
         held = [one.plan for _, one in self._instances.all() if one.plan.model == model]
         readings = self._membership.telemetry

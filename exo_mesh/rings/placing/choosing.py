@@ -29,9 +29,9 @@ def _no_jobs() -> OwnJobs:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is known of a request when an instance is chosen for it. own: returns the requests of this entry peer, and
-    is called only if there is a choice. job: what the request needs. tokens: the most tokens, prompt and output
-    together, that it may use. full: instances that have refused it. hashes: returns the block hashes of its prompt
+    """The facts about a request when an instance is chosen for it. own: returns the requests of this entry peer, and is
+    called only if there is a choice. job: what the request needs. tokens: the most tokens, prompt and output together,
+    that it may use. full: instances that have refused it. hashes: returns the block hashes of its prompt
     (domain/routing/prefixes.py); called only if there is a choice."""
 
     own: Callable[[], OwnJobs] = field(default=_no_jobs)
@@ -128,7 +128,7 @@ class InstanceChoice:
 
 
 def _members(instance: InstanceInfo) -> tuple[str, ...]:
-    """The peers of an instance with their layers: what it has measured and kept is of these."""
+    """The peers of an instance with their layers, which identify its measurements and kept KV."""
     return tuple(f"{stage.peer_id} {len(stage.shard)}" for stage in instance.plan.stages)
 
 

@@ -169,8 +169,8 @@ class GroupKnowledge:
         return replace(spec, tensor_group=wish.size, groups=(), pins=(), min_peers=min_peers)
 
     def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
-        """Why peers of the plan do not form a group, or what was measured for those that do; "" if there is nothing to
-        say."""
+        """Why peers of the plan do not form a group, or the measurements of the groups that they form; "" if there is
+        nothing to say."""
         notes = [reason for peers, reason in self._measured(plan)]
         return "; ".join([*notes, *self._demotions(plan), *self._over_tcp(plan, spec)])
 

@@ -25,10 +25,10 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.mesh.membership.fences import FENCE_S, LEAP, Fence
-from exo_mesh.mesh.membership.messages import fence_to_proto
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.rings.placing.avoided_rings import Distrust
+from exo_mesh.rings.placing.calls import delete_instance, keep_instance
 from exo_mesh.rings.placing.choosing import InstanceChoice, Load
 from exo_mesh.rings.placing.owned_rings import OwnedRings
 from exo_mesh.rings.placing.placer import Placer
@@ -57,7 +57,7 @@ SHORT_RETRY_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def _ignore_failure(call: Awaitable[bool]) -> None:
+async def _ignore_failure(call: Awaitable[None]) -> None:
     """Await a call to a peer and ignore its failure: the peer learns of a deletion later by anti-entropy, and a lost
     keep-alive time does no harm."""
     with contextlib.suppress(MeshError):
@@ -144,10 +144,6 @@ class Instances:
         """The phase of each stage of an instance that this node is bringing up; () for other instances."""
         return self._placer.phases(instance_id)
 
-    @property
-    def is_placing(self) -> bool:
-        return bool(self._flights)
-
     def distrust(self, instance: InstanceInfo) -> None:
         """Avoid an instance that failed a request here for a while, and place the model again by a higher ballot if
         necessary.
@@ -170,8 +166,8 @@ class Instances:
         return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
-        """The instances that a request could run on now: those that can hold `tokens` tokens, if any; among them those
-        without a peer that is short of memory, if any; and among these those without a peer that drains, if any."""
+        """The instances that a request could run on now, narrowed while any remain: first to room for `tokens` tokens,
+        then to peers that are not short of memory, then to peers that do not drain."""
         trusted = [one for one in self.of_model(model) if self.is_trusted(one)]
         ready = [one for one in trusted if one.plan.context_limit >= tokens] or trusted
         readings = self._membership.telemetry if len(ready) > 1 else {}
@@ -206,8 +202,8 @@ class Instances:
             raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
     async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
-        """A ready instance that matches the spec: an existing one, or one that is placed now. Concurrent callers with
-        the same spec share one placement. load: of the request that needs it; None if somebody asks for the instance
+        """A ready instance that matches the spec: an existing one, or a newly placed one. Concurrent callers with the
+        same spec share one placement. load: of the request that needs it; None if somebody asks for the instance
         itself. An instance that is asked for is no longer given back by itself."""
         is_asked, load = load is None and not spec.is_auto, load or Load()
         ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
@@ -246,7 +242,7 @@ class Instances:
             self._flight(spec).add_done_callback(_log_failure)
 
     def exists(self, model: str) -> bool:
-        """Whether a model has an instance, or one that is being placed or recovered."""
+        """Whether a model has an instance, also while it is being placed or recovered."""
         there = any(one.plan.model == model and one.state is not InstanceState.FAILED for _, one in self.all())
         return there or any(spec.model == model for spec in self._flights) or self._owned.awaits_model(model)
 
@@ -258,7 +254,7 @@ class Instances:
         owners = {owner for owner, one in self.all() if one.plan.instance_id == instance_id}
         for peer in self._membership.peers:
             if peer.id in owners:
-                call = peer.client.keep_instance(instance_id, idle_s)
+                call = keep_instance(self._membership.calls, peer.id, instance_id, idle_s)
                 self._tasks.start(_ignore_failure(call), f"keep {instance_id}")
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
@@ -285,7 +281,7 @@ class Instances:
         self._membership.take_fence(fence)
         waited = []
         for peer in self._membership.peers:
-            call = peer.client.delete_instance(fence_to_proto(fence), is_replaced=is_replaced)
+            call = delete_instance(self._membership.calls, peer.id, fence, is_replaced=is_replaced)
             if peer.id in owners:
                 waited.append(call)
             else:
@@ -307,7 +303,7 @@ class Instances:
                     pins = tuple(map(_pin, plan.stages))
                     self.place_soon(InstanceSpec(model, context_limit=plan.context_limit, pins=pins))
 
-    async def delete_own(self, instance_id: str, *, is_replaced: bool = False) -> bool:
+    async def delete_own(self, instance_id: str, is_replaced: bool = False) -> bool:
         """End an instance that this node owns; False if this node owns no instance with the id. is_replaced: see
         `delete`."""
         if is_replaced:
@@ -421,7 +417,7 @@ class Instances:
     async def _mend(
         self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
     ) -> tuple[RingMonitor, InstanceInfo] | None:
-        """Recover what is left of a ring that nobody has recovered; None if no such ring matches the spec, or recovery
+        """Recover an abandoned ring from its remaining stages; None if no such ring matches the spec, or recovery
         fails.
 
         Raises BallotBeatenError if another peer is recovering it.

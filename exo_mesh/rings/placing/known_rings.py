@@ -77,7 +77,7 @@ class KnownRings:
         return None if newer else instance
 
     def lapsed_of_model(self, model: str) -> list[str]:
-        """Ids of the remembered rings of a model, also those that `lapsed` no longer returns."""
+        """Ids of the remembered rings of a model, also of rings that `lapsed` no longer returns."""
         return [instance_id for instance_id, (one, _) in self._lapsed.items() if one.plan.model == model]
 
     def lapsed_for_s(self, instance_id: str) -> float:

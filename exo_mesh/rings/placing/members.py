@@ -1,197 +1,25 @@
-"""The peers of a plan as its owner calls them: this node directly, another node over the control plane."""
+"""Finds the peers of a plan as its owner calls them, and knows what runs on this node."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
-from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
-from exo_mesh.errors import FetchError, MeshError, ModelError, ReservationError, TransportError
-from exo_mesh.mesh.membership.port import PeerClient
+from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.mesh.membership.calls import reaches
 from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.hosting.calls import reachable
 from exo_mesh.rings.hosting.stage_host import StageHost
-from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.stage_codec import status_from_proto
-
-REACH_S = 2.0
-"""How long a peer may take to report whether it reaches another peer; its own probe takes less than a second."""
+from exo_mesh.rings.placing.calls import Member
 
 LOOK_EVERY_S = 0.1
 """Seconds between checks whether the peers that are still to release their stages answer this node."""
 
 _log = logging.getLogger(__name__)
-
-RankEndpoints = Sequence[tuple[str, str]]
-"""(endpoint as its peer reports it, peer id) of ranks 1 to N-1 of a tensor group."""
-
-
-class Member(Protocol):
-    """What an owner calls on a stage's peer. TransportError and DeadlineError mean that the peer cannot be reached
-    now."""
-
-    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
-        """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
-
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
-        """See StageHost.adopt."""
-
-    def commit(
-        self,
-        instance_id: str,
-        ballot: Ballot,
-        keep_kv_from: int | None = None,
-        wiring: RankWiring | None = None,
-        *,
-        quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
-        """See StageHost.commit, and PeerClient.commit for quiet."""
-
-    async def link(
-        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
-    ) -> None:
-        """Connect the stage to the next one. `endpoint` is as next_peer reports it; the member replaces the host by the
-        address at which it reaches next_peer. It does the same for `ranks`, the other ranks, if it leads a tensor
-        group."""
-
-    async def look(self, instance_id: str, ballot: Ballot) -> str:
-        """See StageHost.look."""
-
-    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
-        """See StageHost.status."""
-
-    async def release(self, instance_id: str, ballot: Ballot) -> None:
-        """See StageHost.release."""
-
-
-def reachable(membership: Membership, endpoint: str, peer_id: str) -> str:
-    """`endpoint` of a peer's runner, with the host by which this node reaches that peer.
-
-    A peer may have several addresses and its runner binds to all of them, so only the port is equal for every caller.
-    """
-    host, _, port = endpoint.rpartition(":")
-    peer = membership.peer(peer_id)
-    if peer is not None:
-        return f"{peer.host}:{port}"
-    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::", "[::]") else endpoint
-
-
-class LocalMember:
-    """This node as a member: calls its stage host directly."""
-
-    def __init__(self, host: StageHost, membership: Membership) -> None:
-        self._host = host
-        self._membership = membership
-
-    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
-        return await self._host.reserve(plan, index)
-
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
-        return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
-
-    def commit(
-        self,
-        instance_id: str,
-        ballot: Ballot,
-        keep_kv_from: int | None = None,
-        wiring: RankWiring | None = None,
-        *,
-        quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
-        return self._host.commit(instance_id, ballot, keep_kv_from, wiring)
-
-    async def link(
-        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
-    ) -> None:
-        dialled = [reachable(self._membership, there, peer_id) for there, peer_id in ranks]
-        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer, dialled)
-
-    async def look(self, instance_id: str, ballot: Ballot) -> str:
-        return await self._host.look(instance_id, ballot)
-
-    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
-        return await self._host.status(instance_id, shows_hop)
-
-    async def release(self, instance_id: str, ballot: Ballot) -> None:
-        await self._host.release(instance_id, ballot)
-
-
-class RemoteMember:
-    """Another node as a member: calls it over the control plane."""
-
-    def __init__(self, client: PeerClient, peer_id: str, knows: Callable[[str], bool] = lambda model: True) -> None:
-        """knows: see PeerInfo.knows."""
-        self._client = client
-        self._peer_id = peer_id
-        self._knows = knows
-
-    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
-        if not self._knows(plan.model):  # copying a tokenizer exceeds the reservation's deadline
-            try:
-                await self._client.introduce(plan.model, plan.model_digest)
-            except (FetchError, ModelError) as exc:
-                raise ReservationError(str(exc), peer_id=self._peer_id) from exc
-        return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
-
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
-        request = pb.ReserveRequest(plan=plan_to_proto(plan), stage=index, adopt=ballot_to_proto(adopted))
-        return await self._ask(request)
-
-    async def _ask(self, request: pb.ReserveRequest) -> ReserveAnswer:
-        reply = await self._client.reserve(request)
-        if reply.never:
-            raise ReservationError(reply.reason, peer_id=self._peer_id, why=reply.never_code)
-        beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
-        return ReserveAnswer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
-
-    def commit(
-        self,
-        instance_id: str,
-        ballot: Ballot,
-        keep_kv_from: int | None = None,
-        wiring: RankWiring | None = None,
-        *,
-        quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
-        request = pb.CommitRequest(
-            instance_id=instance_id,
-            ballot=ballot_to_proto(ballot),
-            keep_kv_from=keep_kv_from,
-            rank=None if wiring is None else rank_to_proto(wiring),
-        )
-        return self._client.commit(request, quiet=quiet)
-
-    async def link(
-        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
-    ) -> None:
-        request = pb.LinkRequest(
-            instance_id=instance_id,
-            ballot=ballot_to_proto(ballot),
-            next_endpoint=endpoint,
-            next_peer=next_peer,
-            ranks=[pb.RankEndpoint(endpoint=there, peer=peer_id) for there, peer_id in ranks],
-        )
-        await self._client.link(request)
-
-    async def look(self, instance_id: str, ballot: Ballot) -> str:
-        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
-        reply = await self._client.look_at_stage(request)
-        return "" if reply.runs else reply.reason or "its stage does not run"
-
-    async def status(self, instance_id: str, *, shows_hop: bool = False) -> StageStatus:
-        # NO_BALLOT is the ballot of no plan: the answer describes what runs there, for any plan.
-        nothing = ballot_to_proto(NO_BALLOT)
-        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=nothing, shows_hop=shows_hop)
-        return status_from_proto(await self._client.look_at_stage(request))
-
-    async def release(self, instance_id: str, ballot: Ballot) -> None:
-        await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
 
 
 class Members:
@@ -199,7 +27,6 @@ class Members:
 
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._host = host
-        self._local = LocalMember(host, membership)
         self._membership = membership
         self._tasks = TaskOwner()
 
@@ -271,8 +98,8 @@ class Members:
         )
 
     def newer_plan(self, plan: Plan) -> Plan | None:
-        """The plan of the same instance with the highest ballot above this one that the view shows as loading or ready,
-        or None."""
+        """The newest plan of the same instance, with a higher ballot, that the view shows as loading or ready; or
+        None."""
         newer = [
             one.plan
             for _, one in self._membership.view.records_of_instances()
@@ -318,15 +145,12 @@ class Members:
 
     async def reaches(self, from_id: str, to_id: str) -> bool:
         """Whether one node gets an answer from another now. True if that cannot be determined."""
-        peer, target = self._membership.peer(from_id), self._membership.peer(to_id)
-        if target is None and to_id != self.own_id:
+        peer = self._membership.peer(to_id)
+        if peer is None and to_id != self.own_id:
             return True
-        incarnation = (self._membership.own if target is None else target.info).incarnation
-        request = pb.IndirectProbeRequest(from_peer=self.own_id, target=to_id, incarnation=incarnation)
+        incarnation = (self._membership.own if peer is None else peer.info).incarnation
         try:
-            if from_id == self.own_id:
-                return (await self._membership.answer_indirect_probe(request)).reached
-            return peer is None or (await peer.client.indirect_probe(request, REACH_S)).reached
+            return await reaches(self._membership.calls, from_id, to_id, incarnation)
         except MeshError:
             return True
 
@@ -338,9 +162,6 @@ class Members:
 
     def member(self, peer_id: str) -> Member:
         """Raises TransportError if the peer is not alive."""
-        if peer_id == self._membership.own.id:
-            return self._local
-        peer = self._membership.peer(peer_id)
-        if peer is None:
+        if not self.is_alive(peer_id):
             raise TransportError(f"peer {peer_id[:8]} is gone")
-        return RemoteMember(peer.client, peer_id, peer.info.knows)
+        return Member(self._membership, peer_id)

@@ -55,12 +55,13 @@ class OwnedRings:
         members: Members,
         recoverer: Recoverer,
         runner_limits: RunnerLimits,
+        use: RingUse,
         idle_s: float = 0.0,
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
         self.known = KnownRings(membership, members)
-        self.use = RingUse(membership, members)
+        self.use = use
         self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
@@ -113,8 +114,6 @@ class OwnedRings:
         if stale is not None:
             self._start_end(stale)
         self.monitors[monitor.plan.instance_id] = monitor
-        monitor.is_calm = lambda: self.use.is_calm(monitor.plan.instance_id)
-        monitor.on_taken_back = lambda: self._publish_taken_back(monitor)
         self._tasks.start(self._watch(monitor), f"watch {monitor.plan.instance_id}")
 
     def _publish_taken_back(self, monitor: RingMonitor) -> None:
@@ -129,7 +128,8 @@ class OwnedRings:
         """Wait until a stage is lost, then recover the ring without that stage. If that fails the ring ends, and the
         next request places the model again."""
         instance_id = monitor.plan.instance_id
-        error = await monitor.lost
+        while (error := await monitor.lost_or_taken_back()) is None:
+            self._publish_taken_back(monitor)
         if self.monitors.get(instance_id) is not monitor:
             return
         del self.monitors[instance_id]
@@ -352,7 +352,7 @@ class OwnedRings:
             return  # this node is already placing it by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         monitor = RingMonitor(
-            plan, self._members, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
+            plan, self._members, self.use, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
         )
         self.known.forget_lapsed(plan.instance_id)
         self.keep(monitor)
@@ -396,7 +396,7 @@ class OwnedRings:
             await self._members.release_here(instance_id, ballot)
 
     async def free_beaten(self) -> None:
-        """End the stages that were deleted, and those of instances that are ready by a higher ballot, before this node
+        """End the deleted stages, and the stages of instances that are ready under a higher ballot, before this node
         refutes its death."""
         await self._end_deleted()
         instances = [one for _, one in self._membership.view.records_of_instances()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from exo_mesh.base.clock import Clock
@@ -24,6 +24,7 @@ from exo_mesh.rings.placing.owned_rings import OwnedRings
 from exo_mesh.rings.placing.placer import Placer
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.recoverer import Recoverer
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.settings.effective import EffectiveSettings
 
 
@@ -51,19 +52,21 @@ class InstanceParts:
         limits: RunnerLimits,
         clock: Clock,
         rng: random.Random,
+        own_requests: Callable[[], Mapping[str, int]],
     ) -> InstanceParts:
-        """engines_for: the engines that run a model on this machine, best first."""
+        """engines_for: the engines that run a model on this machine, best first. own_requests: see RingUse."""
         settings = effective.own
         members = Members(host, membership)
-        here = Here(host.usable_bytes, host.capacity_bytes, engines_for)
+        use = RingUse(membership, members, own_requests)
+        here = Here(host.usable_bytes, host.memory.capacity_bytes, engines_for)
         pool = CandidatePool(membership, here, models.shelf.rules_of)
         groups = GroupKnowledge(
             settings, registry, membership.view.peers, plans_in_force(membership), models.texts.directory, clock
         )
         planner = Planner(effective, membership, models.surveys, models.mixing, pool, groups)
-        placer = Placer(planner, membership, members, metrics, pool, limits, groups)
-        recoverer = Recoverer(membership, members, models.catalogue, planner, models.mixing, metrics, limits)
-        owned_rings = OwnedRings(membership, members, recoverer, limits, settings.idle_unload)
+        placer = Placer(planner, membership, members, metrics, pool, limits, groups, use)
+        recoverer = Recoverer(membership, members, models.catalogue, planner, models.mixing, metrics, limits, use)
+        owned_rings = OwnedRings(membership, members, recoverer, limits, use, settings.idle_unload)
         instances = Instances(membership, owned_rings, placer, models.catalogue, recoverer, rng, clock)
         auto_replicas = None
         if settings.auto_replicas == "on":

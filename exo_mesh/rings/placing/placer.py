@@ -12,6 +12,7 @@ from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import told_apart
 from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
@@ -29,7 +30,6 @@ from exo_mesh.errors import (
     TransportError,
     code_of,
 )
-from exo_mesh.mesh.membership.naming import told_apart
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.candidate_pool import CandidatePool
 from exo_mesh.rings.placing.group_facts import GroupKnowledge, times_of
@@ -38,6 +38,7 @@ from exo_mesh.rings.placing.outlook import FIGURES_S
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError, RefusedStages, StageFailedError
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.placing.stage_phases import StagePhase
 from exo_mesh.rings.placing.tensor_groups import wirings
@@ -79,6 +80,7 @@ class Placer:
         pool: CandidatePool,
         runner_limits: RunnerLimits,
         groups: GroupKnowledge,
+        use: RingUse,
     ) -> None:
         self._planner = planner
         self._membership = membership
@@ -87,6 +89,7 @@ class Placer:
         self._pool = pool
         self._runner_limits = runner_limits
         self._groups = groups
+        self._use = use
         self._rising: dict[str, RingMonitor] = {}
 
     async def place(
@@ -120,7 +123,12 @@ class Placer:
             if reserved.note:
                 _log.warning("%s: %s", instance_id, reserved.note)
             monitor = RingMonitor(
-                plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
+                plan,
+                self._members,
+                self._use,
+                on_progress,
+                self._runner_limits,
+                wirings=wirings(plan, reserved.collectives),
             )
             try:
                 instance = await self._bring_up(monitor)

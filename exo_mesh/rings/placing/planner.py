@@ -163,7 +163,7 @@ class Planner:
         return replace(around, cards=cards), candidates
 
     def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
-        """What is known of the plan's tensor groups, or why it has none where one might be expected; "" if nothing."""
+        """The facts about the plan's tensor groups, or why it has none where one might be expected; "" if nothing."""
         return self._groups.note_of(plan, spec)
 
     def context_for(self, spec: InstanceSpec) -> int:

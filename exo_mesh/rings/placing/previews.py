@@ -11,13 +11,14 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import matching, peer_named
+from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.engine.registry import installed_names
 from exo_mesh.errors import InputError, PlacementError
-from exo_mesh.mesh.membership.naming import peer_called
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.spec import InstanceSpec
 
@@ -29,19 +30,12 @@ _PEER_ID = re.compile(r"[0-9a-f]{16,64}")
 
 def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec:
     """The spec with peer ids instead of names. Raises InputError for a name that no peer has, or that several peers
-    have, and for an engine that does not exist."""
+    have, for an engine that does not exist, and for a pinned group whose first peer is not the peer of its stage."""
     _check_engines(spec, peers)
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
-        pins=tuple(
-            replace(
-                pin,
-                peer_id=_peer_id(pin.peer_id, peers, "pins"),
-                group=tuple(_peer_id(name, peers, "pins") for name in pin.group),
-            )
-            for pin in spec.pins
-        ),
+        pins=tuple(_with_ids(pin, peers) for pin in spec.pins),
         groups=tuple(tuple(_peer_id(name, peers, "groups") for name in group) for group in spec.groups),
     )
 
@@ -67,13 +61,21 @@ def _check_engines(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> None:
             )
 
 
+def _with_ids(pin: Pin, peers: Sequence[PeerInfo]) -> Pin:
+    peer_id = _peer_id(pin.peer_id, peers, "pins")
+    group = tuple(_peer_id(name, peers, "pins") for name in pin.group)
+    if group and group[0] != peer_id:
+        raise InputError(
+            f"the peer of a stage must come first in its group, but {_quoted(pin.peer_id[:80])} does not",
+            param="stages",
+        )
+    return replace(pin, peer_id=peer_id, group=group)
+
+
 def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:
-    if (found := peer_called(name, peers, param)) is not None:
-        return found.id
-    if _PEER_ID.fullmatch(name):
+    if _PEER_ID.fullmatch(name) and not matching(name, peers):
         return name  # the id of a peer that is not connected now
-    known = ", ".join(sorted(peer.name for peer in peers))
-    raise InputError(f"no peer is called {_quoted(name[:80])}; known peers: {known}", param=param)
+    return peer_named(name, peers, param).id
 
 
 def _quoted(name: str) -> str:
@@ -117,7 +119,7 @@ async def previews(
 
 
 async def preview(planner: Planner, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
-    """The one plan that the spec would get now. Raises PlacementError."""
+    """The plan that the spec would get now. Raises PlacementError."""
     try:
         plan = await planner.propose(card, spec)
     except PlacementError as exc:

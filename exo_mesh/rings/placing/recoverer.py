@@ -38,6 +38,7 @@ from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.planner import Planner, ring_of
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec
 
 MAX_PLANS = 4
@@ -79,6 +80,7 @@ class Recoverer:
         mixing: Mixing,
         metrics: Metrics,
         runner_limits: RunnerLimits,
+        use: RingUse,
     ) -> None:
         self._membership = membership
         self._members = members
@@ -88,6 +90,7 @@ class Recoverer:
         self._mixing = mixing
         self._metrics = metrics
         self._runner_limits = runner_limits
+        self._use = use
 
     async def recover(
         self,
@@ -101,8 +104,8 @@ class Recoverer:
         only_what_is_left: bool = False,
         cause: str = "request",
     ) -> tuple[RingMonitor, InstanceInfo]:
-        """Recover what is left of `old`. Returns a ready ring with a ballot above `above`. Raises StageLostError for a
-        ring with tensor groups, because those are placed again instead.
+        """Recover the ring of `old` from its remaining stages. Returns a ready ring with a ballot above `above`. Raises
+        StageLostError for a ring with tensor groups, because those are placed again instead.
 
         trouble_s: how long it took to detect the loss. owned: the ballot by which this node owns or inherits the ring;
         a peer with a higher one takes precedence. suspects: peers to leave out. only_what_is_left: fail if no stage is
@@ -143,7 +146,9 @@ class Recoverer:
             last = found.plan
             self._membership.put_instance(instance_id, InstanceInfo(last, InstanceState.LOADING))
             attempt.is_published = True
-            monitor = RingMonitor(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
+            monitor = RingMonitor(
+                last, self._members, self._use, on_progress, self._runner_limits, keep_kv_from=keep_kv_from
+            )
             try:
                 return monitor, await monitor.bring_up(), found
             except MeshError as exc:
@@ -162,8 +167,7 @@ class Recoverer:
         raise failure
 
     async def _reserve(self, attempt: _Attempt, last: Plan) -> tuple[Recovery, int | None]:
-        """A plan that all its members have granted, and the first stage of those that keep their KV (None: no stage
-        does)."""
+        """A plan that all its members have granted, and the first stage that keeps its KV (None: no stage does)."""
         card = await self._catalogue.card(last.model)
         if card.digest != last.model_digest:
             raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
@@ -296,8 +300,8 @@ def _note_refusal(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAn
 
 
 def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | None:
-    """The first stage from which on all stages keep their KV: the stages after the last one that has to load, provided
-    that all of them can roll their KV back to what the whole ring has processed."""
+    """The first stage from which on all stages keep their KV: all stages after the last loading one, provided that all
+    of them can roll their KV back to the positions that the whole ring has processed."""
     peer_ids = found.plan.peer_ids
     fresh = [
         index

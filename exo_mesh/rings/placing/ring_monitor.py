@@ -27,6 +27,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.rings.placing.liveness import SilentSeats, StageLook
 from exo_mesh.rings.placing.members import Members
+from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.stage_phases import StagePhase, of_rank, of_stage
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
@@ -77,7 +78,7 @@ class RingMonitor:
     themselves, by stage, once the ring is up.
 
     adopted: the ballot by which this node took the plan over, if another peer made the plan. It rises when this node
-    takes the ring back from an adopter that reached only some stages; `on_taken_back` is called then. endpoints: of the
+    takes the ring back from an adopter that reached only some stages; see lost_or_taken_back. endpoints: of the
     stages, if they already run. keep_kv_from: see ChangePlan. wirings: of the ranks of tensor groups, if this node
     brings the plan up.
 
@@ -90,6 +91,7 @@ class RingMonitor:
         self,
         plan: Plan,
         members: Members,
+        use: RingUse,
         on_progress: OnProgress,
         runner_limits: RunnerLimits,
         adopted: Ballot = NO_BALLOT,
@@ -105,14 +107,11 @@ class RingMonitor:
         self.lost: asyncio.Future[MeshError] = loop.create_future()
         self.lost_seat: Seat | None = None
         self.figures: dict[int, GroupFigures] = {}
-        self.on_taken_back: Callable[[], None] = lambda: None
+        self._taken_back = asyncio.Event()
         self.trouble_s = 0.0
         self.hop_lost: int | None = None
         self.is_next_out_of_reach = False
         self.resumed = 0
-        self.is_calm: Callable[[], bool] = lambda: False
-        """Whether no request uses the ring. The reports of other nodes are then read quietly, see PeerClient.commit,
-        as long as all nodes of the ring answer."""
         self._is_quiet = False
         self._used_at = loop.time()
         self._switched = ChangeSignal()
@@ -123,6 +122,7 @@ class RingMonitor:
         self._wirings = wirings or {}
         self._taking_back = asyncio.Lock()
         self._members = members
+        self._use = use
         self._on_progress = on_progress
         self._runner_limits = runner_limits
         self._listening: dict[Seat, asyncio.Future[pb.StageListening]] = {s: loop.create_future() for s in plan.seats}
@@ -163,6 +163,19 @@ class RingMonitor:
         for seat in self.plan.seats:
             self._tasks.start(self._follow(seat), f"{seat} of {self.plan.instance_id}")
         self._tasks.start(self._judge(), f"silent stages of {self.plan.instance_id}")
+
+    async def lost_or_taken_back(self) -> MeshError | None:
+        """Waits for the first failure of a stage, and returns it; or until this node has taken the ring back by a
+        higher ballot: None."""
+        taken_back = asyncio.ensure_future(self._taken_back.wait())
+        try:
+            await asyncio.wait((self.lost, taken_back), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taken_back.cancel()
+        if self._taken_back.is_set():
+            self._taken_back.clear()
+            return None
+        return self.lost.result()
 
     async def close(self) -> None:
         """Stop watching; the stages keep running."""
@@ -234,15 +247,19 @@ class RingMonitor:
             await self._broke.wait(until_beat(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
 
     def _choose_pings(self, now: float) -> None:
-        """Read the reports over connections with few pings once the ring has been calm for a while, and with many as
-        soon as it is not."""
+        """Read the reports over connections with few pings (see ControlPort.stream) once no request has used the ring
+        for a while, and with many as soon as one does, or a node of the ring does not answer."""
         others = (peer_id for peer_id in self.plan.member_ids if peer_id != self._members.own_id)
         answer = all(self._members.is_alive(one) and not self._members.unanswered_s(one) for one in others)
-        if self._broken or not answer or not self.is_calm():
+        if self._broken or not answer or not self._is_calm():
             self._used_at = now
         if self._is_quiet != (now - self._used_at >= QUIET_AFTER_S):
             self._is_quiet = not self._is_quiet
             self._switched.beat()
+
+    def _is_calm(self) -> bool:
+        is_up = all(ready.done() for ready in self._ready.values())
+        return is_up and self._use.is_calm(self.plan.instance_id)
 
     def _is_lost(self, seat: Seat, broken_s: float) -> bool:
         """Whether a silent stage is lost. A frozen node ends no ring whose runners continue, whatever the mesh says of
@@ -259,10 +276,9 @@ class RingMonitor:
         """Process the reports of a stage over one stream, until it ends with an error, the ring has been taken back, or
         another connection is to be used."""
         ballot, wiring, is_quiet = self.ballot, self._wirings.get(seat), self._is_quiet
-        quiet = {"quiet": True} if is_quiet and seat.peer_id != self._members.own_id else {}
         member = self._members.member(seat.peer_id)
         try:
-            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, **quiet)
+            stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, quiet=is_quiet)
             is_here = seat.peer_id == self._members.own_id
             async with aclosing(self._until_switched(stream, is_quiet, is_here=is_here)) as reports:
                 async for status in reports:
@@ -277,7 +293,7 @@ class RingMonitor:
     async def _until_switched(
         self, stream: AsyncIterator[pb.StageStatus], is_quiet: bool, *, is_here: bool
     ) -> AsyncGenerator[pb.StageStatus, None]:
-        """The reports of a stream, until `_is_quiet` has changed; those of a stage here until they end."""
+        """The reports of a stream, until `_is_quiet` has changed; a local stage's, until they end."""
         switched = asyncio.create_task(self._wait_for_switch(is_quiet))
         try:
             while True:
@@ -326,7 +342,7 @@ class RingMonitor:
                 if all(answer.granted for answer in answers):
                     _log.warning("%s was adopted only in part; taken back by ballot %s", self.plan.instance_id, ballot)
                     self.adopted = self.ballot = ballot
-                    self.on_taken_back()
+                    self._taken_back.set()
                     return
                 if any(not answer.granted and (answer.beaten_by or NO_BALLOT) < ballot for answer in answers):
                     raise refusal

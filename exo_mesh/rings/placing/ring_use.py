@@ -17,14 +17,19 @@ runners still answers. Until then a false death verdict is often refuted."""
 
 
 class RingUse:
-    """The use of rings by the clients of this node, and by those of the other living peers as they last reported it.
+    """The use of rings by the clients of this node, and by other living peers' clients as last reported.
 
-    A report may be a second old. A request that it misses continues under the new plan after a pause.
+    A report may be a second old. A request that it misses continues under the new plan after a pause. own_requests:
+    returns the number of running requests of clients of this node by instance; None: unknown.
     """
 
-    def __init__(self, membership: Membership, members: Members) -> None:
-        self.own_requests: Callable[[], Mapping[str, int]] | None = None
-        """Counts the running requests of clients of this node by instance; None: unknown."""
+    def __init__(
+        self,
+        membership: Membership,
+        members: Members,
+        own_requests: Callable[[], Mapping[str, int] | None],
+    ) -> None:
+        self._own_requests = own_requests
         self._membership = membership
         self._members = members
         self._awaited: Counter[str] = Counter()
@@ -43,9 +48,8 @@ class RingUse:
 
     def own_report(self) -> EntryRequests | None:
         """The requests of this node's clients; None if they are unknown."""
-        if self.own_requests is None:
-            return None
-        return EntryRequests(dict(self.own_requests()), frozenset(self._awaited))
+        running = self._own_requests()
+        return None if running is None else EntryRequests(dict(running), frozenset(self._awaited))
 
     def is_idle(self, instance: InstanceInfo, dead_s: float) -> bool:
         """Whether no request of a living peer uses a ring, whose owner has been dead for TAKE_OVER_S or for whose

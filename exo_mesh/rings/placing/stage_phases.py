@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from exo_mesh.domain.download import DownloadState
+from exo_mesh.domain.reports import InstanceReport, InstanceStage
+from exo_mesh.domain.view import InstanceState
 
 
 class LoadPhase(StrEnum):
@@ -43,7 +43,7 @@ class StagePhase:
 def of_rank(
     fetching: tuple[int, int] | None, loading: tuple[int, int] | None, *, is_loaded: bool, is_ready: bool
 ) -> StagePhase:
-    """The phase of one rank, from what it has reported."""
+    """The phase of one rank, from its reports."""
     if is_ready:
         return StagePhase(LoadPhase.READY)
     if is_loaded or (loading is not None and 0 < loading[1] <= loading[0]):
@@ -54,34 +54,26 @@ def of_rank(
 
 
 def of_stage(ranks: Sequence[StagePhase]) -> StagePhase:
-    """The phase of a stage: that of its slowest rank."""
+    """The phase of a stage: its slowest rank's."""
     return min(ranks, key=lambda rank: (list(LoadPhase).index(rank.phase), rank.done / (rank.total or 1)))
 
 
-def with_phases(
-    instances: Iterable[dict[str, Any]], known: Callable[[str], Sequence[StagePhase]]
-) -> list[dict[str, Any]]:
-    """The described instances, each stage with its `phase` and `progress`.
+def note_phases(instance: InstanceReport, known: Callable[[str], Sequence[StagePhase]]) -> None:
+    """Sets the phase and the progress of each stage of a described instance.
 
     known: returns the phases of an instance that this node brings up, by id, and () for other instances, whose phases
     come from the view.
     """
-    described = []
-    for instance in instances:
-        own = known(instance["id"]) if instance["state"] == "loading" else ()
-        phases = own or [_from_view(instance["state"], stage) for stage in instance["stages"]]
-        stages = [
-            {**stage, "phase": str(phase.phase), "progress": phase.text}
-            for stage, phase in zip(instance["stages"], phases, strict=True)
-        ]
-        described.append({**instance, "stages": stages})
-    return described
+    own = known(instance.id) if instance.state is InstanceState.LOADING else ()
+    phases = own or [_from_view(instance.state, stage) for stage in instance.stages]
+    for stage, phase in zip(instance.stages, phases, strict=True):
+        stage.phase, stage.progress = str(phase.phase), phase.text
 
 
-def _from_view(state: str, stage: dict[str, Any]) -> StagePhase:
-    active = [one for one in stage.get("downloads", ()) if DownloadState(one["state"]).is_active]
-    if state == "loading" and active:
-        done, total = (sum(one[key] for one in active) for key in ("done_bytes", "total_bytes"))
+def _from_view(state: InstanceState, stage: InstanceStage) -> StagePhase:
+    active = [one for one in stage.downloads or () if one.state.is_active]
+    if state is InstanceState.LOADING and active:
+        done, total = sum(one.done_bytes for one in active), sum(one.total_bytes for one in active)
         return StagePhase(LoadPhase.DOWNLOADING, done, total)
-    known = {"ready": LoadPhase.READY, "loading": LoadPhase.LOADING}
+    known = {InstanceState.READY: LoadPhase.READY, InstanceState.LOADING: LoadPhase.LOADING}
     return StagePhase(known.get(state, LoadPhase.PLANNED))

@@ -26,12 +26,11 @@ class HasPlan(Protocol):
 
 
 class UnusedRings:
-    """Finds the unused rings among those of this node. Sets no deletion fence: a request that arrives later places the
-    model again."""
+    """Finds the unused rings of this node. Sets no deletion fence: a request that arrives later places the model
+    again."""
 
     def __init__(self, membership: Membership, rings: Mapping[str, HasPlan], idle_s: float) -> None:
-        """rings: those of this node, by instance id, read at each call. idle_s: how long they may be idle; 0: for
-        ever."""
+        """rings: this node's, by instance id, read at each call. idle_s: how long they may be idle; 0: for ever."""
         self._membership = membership
         self._rings = rings
         self._idle = IdleClock(idle_s)

@@ -26,7 +26,6 @@ from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 
 FORMAT = "1"
 SEALED = b"EXOMKV1\0"
-KEY_BYTES = 16
 HASH_BYTES = 16
 """Bytes of the key of a content, and of the hash of a block."""
 
@@ -48,7 +47,7 @@ _DTYPES = {theirs: ours for ours, theirs in _NAMES.items()}
 
 
 class StoredPrefixError(Exception):
-    """A file is damaged, cut short, or not one that this stage can use."""
+    """A file is damaged, cut short, or unusable for this stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class KvMaker:
 
 
 def maker_from(text: str) -> KvMaker:
-    """Raises StoredPrefixError if the text is that of no maker."""
+    """Parses the text of a maker; raises StoredPrefixError for any other text."""
     try:
         model, digest, activation_dtype, (start, stop, num_layers, *rank), version, options = json.loads(text)
         package, engine, release = map(str, version)
@@ -93,7 +93,7 @@ class KeptKv:
     _right_until: float = math.inf
     """When the first of the files expires; the past if a folder could not be read."""
     _makers: dict[str, KvMaker] = field(default_factory=dict)
-    """By folder, those that were read. The name of a folder depends on the maker."""
+    """The makers that were read, by folder. The name of a folder depends on the maker."""
 
     def read(self) -> dict[str, list[KeptLayers]]:
         """What there is, by model digest, what was used last first. Blocking. Files are listed only if a folder has

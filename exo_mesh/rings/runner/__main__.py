@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Parse the one argument, then run the stage that the node asks for over the pipe."""
+    """Parse the argument, then run the stage that the node asks for over the pipe."""
     parser = argparse.ArgumentParser(prog="exo_mesh.rings.runner", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True, help="inherited socket to the node")
     args = parser.parse_args()

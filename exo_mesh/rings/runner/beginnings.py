@@ -1,4 +1,4 @@
-"""How sequences begin at the stages: with their whole prompt to compute, or as copies of what stages hold of others."""
+"""Starts and ends sequences at the stages: with the whole prompt, or as a copy of KV that the stages hold."""
 
 from __future__ import annotations
 
@@ -52,14 +52,13 @@ class Beginnings:
         """Sequences that stages hold over a change of the plan, and that have neither begun again nor been removed."""
         self._gives_way = False
         """Whether the log has been told that kept sequences go because memory is short."""
-        scheduler.expect_shared = prefix.common_with_running
         self.shared = SharedPrompts()
         self.pictures = PictureSender()
 
     def change(self, num_stages: int, kept_from: int, gone: set[int], held: Mapping[int, int]) -> None:
-        """Continue with other stages, of which those from kept_from on keep what they hold. No frame comes round any
-        more; operations that have not left are dropped. gone: sequences with rows or copies on their way. held:
-        positions that stages keep, by running sequence."""
+        """Switch to a new plan. Stages from kept_from on keep their KV; frames in flight and operations that have not
+        left are lost. gone: sequences with rows or copies on their way. held: positions that stages keep, by running
+        sequence."""
         self._prefix.change(num_stages, kept_from, gone)
         self.pictures.restart()
         self._retained = set(held)

@@ -53,8 +53,7 @@ class Callers:
         self.tell(generation, error_events, error)
 
     def replay(self, mailbox: Mailbox, request: GenerateRequest, kept: Kept, events: list[TokenEvent]) -> None:
-        """Add what is kept of an answer: the log-probabilities of the prompt, if the request wants them, and the
-        events."""
+        """Add a kept answer: the log-probabilities of the prompt, if the request wants them, and the events."""
         for piece in pieces(kept.prompt if request.num_scores else ()):
             self._updates.append((mailbox, partial(_merge, partial(prompt_events, self._ballot, piece))))
         for replayed in replay_messages(self._ballot, events):

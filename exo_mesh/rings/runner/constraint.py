@@ -149,7 +149,7 @@ class Constraint:
                 spelling = allowed[:size] & spelling[:size]
             allowed = spelling
             if not allowed.any():
-                raise InputError("no token that may come next spells the text that the output must begin with")
+                raise InputError("no allowed token continues the required beginning of the output")
         self._allowed = allowed
 
     def _first_or_later(self, matcher: LLMatcher) -> Allowed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead, Shutdown
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
@@ -36,8 +36,8 @@ from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.digest import DigestMaker
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.replays import Replays
+from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.reported import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
@@ -76,7 +76,8 @@ class Driver:
     ) -> None:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
-        self._scheduler = Scheduler(limits, self._pace)
+        self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
+        self._scheduler = Scheduler(limits, self._pace, expect_shared=self.prefix.common_with_running)
         self._limits = limits
         self._send = send
         self._live: dict[int, Generation] = {}
@@ -89,7 +90,6 @@ class Driver:
         self._returned_at = 0.0
         self._knows_stages = False
         """Whether all stages of this plan have reported their limits of the prefix cache."""
-        self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
         self.disk = disk
         self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
         self.callers = Callers(ballot)
@@ -225,7 +225,7 @@ class Driver:
                 self.places.tell_places(generation)
 
     def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox, sequence_id: int) -> GenerateRequest:
-        """Send the caller what is kept of an answer and was not received yet, and end the sequence that works on it
+        """Send the caller the kept part of an answer that it has not received, and end the sequence that works on it
         now. Returns the request for the rest, on which sequence `sequence_id` works."""
         worker = self.replays.worker(request.key_hash)
         if worker is not None:
@@ -316,13 +316,6 @@ class Driver:
             if report.disk is not None:
                 self.disk.note(index, report.disk, now)
 
-    def shut_down(self) -> None:
-        """End all requests and send every stage the op to stop."""
-        for sequence_id in list(self._live):
-            self._end(sequence_id, CancelledRequestError("the instance was stopped"))
-        self._ops.append(Shutdown())
-        self._start(Work((), ()))
-
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
         now, beginnings = time.perf_counter(), self.beginnings
@@ -357,8 +350,8 @@ class Driver:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
     def _admit(self, now: float) -> None:
-        """Let waiting sequences run. Only then is a grammar compiled, so that those of waiting requests take no memory;
-        the prompt is computed meanwhile."""
+        """Let waiting sequences run. Only then is a grammar compiled, so that grammars of waiting requests take no
+        memory; the prompt is computed meanwhile."""
         unconstrained = []
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]

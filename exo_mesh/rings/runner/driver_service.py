@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
-from typing import Any
-
-import grpc
 
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
@@ -17,18 +14,15 @@ from exo_mesh.rings.runner.inbox import Cancel, Submit, Unpark
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.pictures.store import PictureStore
 from exo_mesh.rings.runner.worker import Worker
-from exo_mesh.wire.driver_codec import request_from_proto
-from exo_mesh.wire.image_codec import specs_from_proto
+from exo_mesh.wire.calls import GENERATE, PUT_IMAGE, RECALL, UPLOAD_S
+from exo_mesh.wire.driver_codec import request_from_proto, specs_from_proto
+from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, UploadAnswer, answer
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.unknown_fields import require_known
 
-PUT_LIMIT_S = 120.0
-"""Longest time that the pixels of one image may take."""
 
-
-class DriverService(driver_pb2_grpc.DriverServicer):
+class DriverService:
     """Passes requests to the worker, and its answers to the callers."""
 
     def __init__(self, plan: Plan, worker: Worker) -> None:
@@ -40,9 +34,15 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         """Accept requests for this plan from now on, and refuse those for the plan before; running calls continue."""
         self._plan = plan
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.GenerateEvents]:
+    def answers(self) -> list[AnyAnswer]:
+        """The answers to the calls of entry peers."""
+        return [
+            StreamAnswer(GENERATE, self._generate),
+            answer(RECALL, self._recall),
+            UploadAnswer(PUT_IMAGE, self._put_image),
+        ]
+
+    async def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateEvents, None]:
         """Ends after the event with a finish or the message with an error; a cancelled call frees the sequence."""
         try:
             wanted = self._checked(request)
@@ -64,21 +64,19 @@ class DriverService(driver_pb2_grpc.DriverServicer):
             # after a regular end the driver no longer knows the request, and this changes nothing
             self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
 
-    async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
+    async def _recall(self, request: pb.RecallRequest) -> pb.RecallReply:
         """Says whether an answer is kept here, and how many tokens of it."""
         driver = self._worker.driver
         num_tokens = driver.replays.num_tokens(request.key_hash) if driver is not None else None
         return pb.RecallReply(found=num_tokens is not None, num_tokens=num_tokens or 0)
 
-    async def PutImage(
-        self, request_iterator: AsyncIterator[pb.ImagePiece], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.PutImageReply:
+    async def _put_image(self, pieces: AsyncIterator[pb.ImagePiece]) -> pb.PutImageReply:
         """Keeps the pixels of an image for the request that follows."""
         try:
-            async with asyncio.timeout(PUT_LIMIT_S):
-                await self._pictures.receive(request_iterator)
-        except (InputError, TimeoutError) as exc:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc) or "the pixels of an image came too slowly")
+            async with asyncio.timeout(UPLOAD_S):
+                await self._pictures.receive(pieces)
+        except TimeoutError as exc:
+            raise InputError("the pixels of an image came too slowly") from exc
         return pb.PutImageReply()
 
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:

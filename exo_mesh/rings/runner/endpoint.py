@@ -25,10 +25,9 @@ from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.channel_options import bracketed
 from exo_mesh.wire.channels import bind, new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.proto import ring_pb2 as ring_pb
 from exo_mesh.wire.proto import runner_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
@@ -80,8 +79,7 @@ class Endpoint:
         self._changed = asyncio.Event()
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
-            ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
-            worker.status_of_others = lambda: ranks.status
+            self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
         status = (lambda: worker.status) if setup.follows else None
         self._receiver = RingReceiver(
             SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, status, self._called
@@ -93,7 +91,7 @@ class Endpoint:
         server = new_server([Gate(self._max_bytes)])
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
-            driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+            server.add_generic_rpc_handlers(handlers_of(self._service.answers()))
         port = bind_in_range(server, binding, self._credentials)
         await server.start()
         self._server = server
@@ -152,13 +150,15 @@ class Endpoint:
         return self._ranks
 
     async def run(self) -> None:
-        """Work and keep the hops up until the ring shuts down. Raises StageLostError if the next stage is lost and no
+        """Work and keep the hops up until cancelled. Raises StageLostError if the next stage is lost and no
         other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is lost."""
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(part) for part in self._beside()]
-            await self._worker.run(self._send, None if self._ranks is None else self._ranks.hand_out)
-            for task in beside:
-                task.cancel()
+            for part in self._beside():
+                group.create_task(part)
+            if (ranks := self._ranks) is None:
+                await self._worker.run(self._send)
+            else:
+                await self._worker.run(self._send, ranks.hand_out, lambda: ranks.status)
 
     def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
         """The coroutines that run beside the worker."""

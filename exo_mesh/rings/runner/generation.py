@@ -31,7 +31,7 @@ from exo_mesh.rings.runner.pooled import PooledVector
 from exo_mesh.rings.runner.sampling.prompt_logprobs import score
 from exo_mesh.rings.runner.sampling.sampler import Draw, Sampler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.wire.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
+from exo_mesh.wire.driver_codec import event_to_proto, prefix_to_proto, prompt_to_proto, traces_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 
@@ -91,7 +91,7 @@ class Generation:
     forced: list[int] = field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
     is_compared: bool = False
-    """Whether the caller has got the position at which the prompt parts from what is kept."""
+    """Whether the caller has got the position at which the prompt departs from kept sequences."""
     cached: int = 0
     """Prompt tokens that were copied from another request instead of computed."""
     late: np.ndarray | None = None
@@ -289,9 +289,8 @@ def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.Gene
 
 
 def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
-    """The message that says where a prompt parts from what is kept."""
-    told = pb.PrefixReport(common=report.common, theirs=report.theirs, is_own=report.is_own)
-    return pb.GenerateEvents(ballot=ballot, prefix=told)
+    """The message that says where a prompt departs from kept sequences."""
+    return pb.GenerateEvents(ballot=ballot, prefix=prefix_to_proto(report))
 
 
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:

@@ -59,8 +59,8 @@ class Grammars:
             return  # the first grammar reports the error
 
     def begin(self, work: Callable[[], None]) -> Future[None]:
-        """Run `work` in the compiling thread, the only one that may call `matcher` and `token_bytes`. The future raises
-        what `work` raises."""
+        """Run `work` in the compiling thread, the only thread that may call `matcher` and `token_bytes`. The future
+        raises what `work` raises."""
         return self._compiler().submit(work)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:

@@ -47,11 +47,6 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A Shutdown op has come round."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """A frame failed outside of `run`: an error in exo-mesh itself, because a stage catches errors of its engine."""
 
@@ -84,4 +79,4 @@ class Computed:
     result: StageResult
 
 
-Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Ended | Failed
+Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Failed

@@ -1,4 +1,4 @@
-"""What a driver makes of the logits and hidden states of a frame: tokens, log-probabilities, vectors and scores."""
+"""Turns the logits and hidden states of a frame into tokens, log-probabilities, vectors and scores."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from exo_mesh.base.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.errors import MemoryPressureError, OverloadError
 from exo_mesh.rings.runner.callers import Callers
 from exo_mesh.rings.runner.generation import Generation, queue_events
+from exo_mesh.rings.runner.scheduling.queue import TurnClock
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
-from exo_mesh.rings.runner.scheduling.turns import TurnClock
 
 SIGN_OF_LIFE_S = 1.0
 """Seconds between two messages to a waiting request about its place in the queue, as long as frames come round. The

@@ -95,7 +95,11 @@ async def _serve(
     """Load, listen, work. Every failure is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     setup = _setup(start)
-    worker = Worker(setup, thread, prepared)
+
+    def used() -> None:
+        node_link.beat_soon()  # the node then probes its peers by calls, from the first frame on
+
+    worker = Worker(setup, thread, prepared, used, lambda: _call(loop, endpoint.want_lap))
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
     endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(_hop_lost(why)))
 
@@ -126,9 +130,6 @@ async def _serve(
     files = RankFiles()
     node_link = NodeLink(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
     node_link.start()
-    # the node then probes its peers by calls from the first frame on
-    worker.rest.on_use = node_link.beat_soon
-    worker.on_shortage = lambda: _call(loop, endpoint.want_lap)
     try:
         if setup.rank is not None:
             files.write(setup.rank)

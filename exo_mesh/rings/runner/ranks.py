@@ -28,7 +28,7 @@ REDUCE_TIMES = 2000
 contexts and a busy machine. A frame that takes longer hangs."""
 
 FIRST_CALL_S = 120.0
-"""Seconds that a rank waits for its leader's first call: its own check may take longer than those of the ranks."""
+"""Seconds that a rank waits for its leader's first call: the leader's check may take longer than the ranks'."""
 
 HAND_OUT_S = 3 * LOST_AFTER_S
 """Longest time that a frame waits for the hop to a rank; a lost rank is given up earlier, after LOST_AFTER_S."""

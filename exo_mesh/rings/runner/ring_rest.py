@@ -24,7 +24,7 @@ class RingRest:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._is_busy = is_busy
-        self.on_use = on_use
+        self._on_use = on_use
         self._now = now
         self._used_at = now()
 
@@ -32,7 +32,7 @@ class RingRest:
         """Note a request, or a frame that has rows of one."""
         before, self._used_at = self._used_at, self._now()
         if self._used_at - before >= IDLE_AFTER_S:
-            self.on_use()
+            self._on_use()
 
     @property
     def is_idle(self) -> bool:

@@ -26,7 +26,6 @@ from exo_mesh.domain.frame import (
     Retain,
     Row,
     ShowImage,
-    Shutdown,
     StoreKv,
     UnknownOp,
 )
@@ -59,7 +58,6 @@ class StageResult(msgspec.Struct, frozen=True):
 
     frame: Frame
     logits: np.ndarray | None
-    shutdown: bool
     hidden: np.ndarray | None = None
     pause_s: float = 0.0
 
@@ -87,7 +85,7 @@ class Stage:
 
         A rank of a tensor group raises what the engine raises.
         """
-        shutdown, faults = self._apply_ops(frame) if frame.ops else (False, ())
+        faults = self._apply_ops(frame) if frame.ops else ()
         if self._disk is not None and self._disk.copied is not None:
             self._copy_out(self._disk, frame)
         if faults:
@@ -97,14 +95,14 @@ class Stage:
         if not frame.rows and frame.tensors:
             frame = frame.changed(tensors={})  # pixels, which only the first stage needs
         if not frame.rows or (frame.upto and self._index >= frame.upto):
-            return StageResult(frame, None, shutdown)  # nothing to compute, or its KV is here from a lower ballot
+            return StageResult(frame, None)  # nothing to compute, or its KV is here from a lower ballot
         try:
             output = self._forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
         except Exception as exc:
             if self._is_rank:
                 raise
-            return StageResult(self._all_faulted(frame, exc), None, shutdown)
-        return self._passed_on(frame, output, shutdown)
+            return StageResult(self._all_faulted(frame, exc), None)
+        return self._passed_on(frame, output)
 
     def forget(self, sequences: Iterable[int]) -> None:
         """Free the KV of these sequences."""
@@ -127,10 +125,9 @@ class Stage:
             start = stop
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
-    def _apply_ops(self, frame: Frame) -> tuple[bool, tuple[Fault, ...]]:
-        """Apply the ops. Returns whether the ring ends, and the faults of sequences that could not be copied or have an
-        operation that this version does not know."""
-        shutdown = False
+    def _apply_ops(self, frame: Frame) -> tuple[Fault, ...]:
+        """Apply the ops. Returns the faults of sequences that could not be copied or have an operation that is unknown
+        here."""
         faults: list[Fault] = []
         for index, op in enumerate(frame.ops):
             match op:
@@ -154,11 +151,9 @@ class Stage:
                 case Retain():
                     self._refused &= set(op.sequences)
                     self.forget(set(self._engine.sequences()) - set(op.sequences))
-                case Shutdown():
-                    shutdown = True
                 case UnknownOp():
                     faults.append(self._unknown(op))
-        return shutdown, tuple(faults)
+        return tuple(faults)
 
     def _unknown(self, op: UnknownOp) -> Fault:
         self._refused.add(op.sequence)
@@ -260,8 +255,8 @@ class Stage:
         return RANK_TAKE_S / max(1, num_files) if self._is_rank else TAKE_S
 
     def _all_agree(self, mine: bool) -> bool:
-        """Whether all ranks of the tensor group say yes; at any other stage what it says itself. Every rank gets here
-        by the same ops. Raises RankLostError if another rank is gone."""
+        """Whether all ranks of the tensor group say yes; at any other stage `mine`. Every rank gets here by the same
+        ops. Raises RankLostError if another rank is gone."""
         if not self._is_rank:
             return mine
         return isinstance(self._engine, RankAgreement) and self._engine.agree(mine)
@@ -301,11 +296,11 @@ class Stage:
         faults = tuple(Fault(row.sequence, self._index, code, message) for row in frame.rows)
         return frame.changed(rows=(), token_ids=(), tensors={}, faults=frame.faults + faults)
 
-    def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
+    def _passed_on(self, frame: Frame, output: StageOutput) -> StageResult:
         if not output.faults:
             # the last stage that computes the rows passes no tensors on: no stage would use them
             tensors = {} if frame.upto == self._index + 1 else dict(output.tensors)
-            return StageResult(frame.carrying(tensors, frame.reports), output.logits, shutdown, output.hidden)
+            return StageResult(frame.carrying(tensors, frame.reports), output.logits, output.hidden)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
         keep = [row.sequence not in poisoned for row in frame.rows]
@@ -315,7 +310,7 @@ class Stage:
         if hidden is not None:
             hidden = hidden[_row_mask(frame.rows, keep, [row.num_hidden for row in frame.rows])]
         passed = _without(frame.changed(tensors=output.tensors, faults=frame.faults + faults), poisoned)
-        return StageResult(passed, logits, shutdown, hidden)
+        return StageResult(passed, logits, hidden)
 
 
 def _ends_after(copy: Copy, ops: Iterable[Op | UnknownOp]) -> bool:

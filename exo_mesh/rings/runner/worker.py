@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn
 
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
@@ -26,7 +27,6 @@ from exo_mesh.rings.runner.inbox import (
     Change,
     Computed,
     Done,
-    Ended,
     Failed,
     Item,
     Reassure,
@@ -72,17 +72,21 @@ class Worker:
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each. `progress`
     rises with each finished item, and during a load; `clock` times the frame that is being computed. From both the node
-    sees whether the engine makes progress.
+    sees whether the engine makes progress. on_use: see RingRest. on_shortage: called when this machine is short of
+    memory while the ring is idle and something is kept here; in the thread that calls `press`.
     """
 
     def __init__(
-        self, setup: StageSetup, engine_thread: EngineThread | None = None, prepared: PreparedEngine | None = None
+        self,
+        setup: StageSetup,
+        engine_thread: EngineThread | None = None,
+        prepared: PreparedEngine | None = None,
+        on_use: Callable[[], None] = lambda: None,
+        on_shortage: Callable[[], None] = lambda: None,
     ) -> None:
-        self._setup = setup
+        self._setup, self._prepared = setup, prepared
         self._thread = engine_thread or EngineThread()
-        self._prepared = prepared
-        self._arrived = 0
-        self._handed_over = 0
+        self._arrived = self._handed_over = self._pressure = self.progress = 0
         self._modes = StepModes(is_last=setup.is_last, is_rank=setup.rank is not None)
         self._was_large = False
         self._sending: asyncio.Task[None] | None = None
@@ -91,14 +95,11 @@ class Worker:
         self._send: Send | None = None
         self._hand_out: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
-        self.progress = 0
-        self._pressure = 0
         self._free_bytes: int | None = None
-        self.status_of_others: Callable[[], MemoryStatus] | None = None
-        """Memory status of the other ranks, at the leader of a tensor group; None at any other stage."""
-        self.busy_s = self.load_s = 0.0
+        self._status_of_others: Callable[[], MemoryStatus] | None = None
+        self.busy_s = self.load_s = self._computing_since = self._computed_at = 0.0
+        self._looked_at = self._lap_wanted_at = 0.0
         self.clock = FrameClock()
-        self._computing_since = self._computed_at = 0.0
         self.deadline_s = STUCK_S
         self.check: GroupCheck | None = None
         self.engine: StageEngine | None = None
@@ -108,11 +109,8 @@ class Worker:
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
         self._cuts_back = True
-        self._looked_at = self._lap_wanted_at = 0.0
-        self.rest = RingRest(self._is_busy)
-        self.on_shortage: Callable[[], None] = lambda: None
-        """Called when this machine is short of memory while the ring is idle and something is kept here; in the thread
-        that calls `press`."""
+        self.rest = RingRest(self._is_busy, on_use)
+        self._on_shortage = on_shortage
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -184,7 +182,7 @@ class Worker:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run, without those that the prefix cache keeps. From any thread."""
+        """Number of running sequences, without sequences that only the prefix cache keeps. From any thread."""
         if self.engine is None or self._budget is None:
             return 0
         return max(0, len(self.engine.sequences()) - self._budget.num_kept)
@@ -203,8 +201,8 @@ class Worker:
             self._disk.describe(figures)
 
     def look(self) -> None:
-        """Let the driver find out whether some machine needs the memory of what is kept, and let it make a digest of
-        that if it has changed. From any thread, often."""
+        """Let the driver find out whether a machine needs the memory of kept sequences, and renew their digest after a
+        change. From any thread, often."""
         driver, now = self.driver, time.perf_counter()
         if driver is None or not driver.holds:
             return
@@ -220,7 +218,7 @@ class Worker:
         return CALM_LAP_S if self.rest.is_idle and not self._setup.has_group else IDLE_LAP_S
 
     def send_lap(self) -> None:
-        """Let the driver find out soon whether some machine needs the memory of what is kept; see `look`."""
+        """Let the driver find out soon whether a machine needs the memory of kept sequences; see `look`."""
         if self.driver is not None and self.driver.holds:
             self._wake(partial(self.driver.look, 0.0))
 
@@ -234,17 +232,21 @@ class Worker:
                 "connection to it, hangs"
             )
 
-    async def run(self, send: Send, hand_out: Send | None = None) -> None:
-        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage;
-        `hand_out` sends the other ranks of a tensor group the frame that this one is about to compute.
+    async def run(
+        self, send: Send, hand_out: Send | None = None, status_of_others: Callable[[], MemoryStatus] | None = None
+    ) -> NoReturn:
+        """Work until cancelled. `send` takes a frame to the next stage. In a
+        tensor group its leader has `hand_out`, which sends the other ranks the frame to compute, and their status.
 
         Raises any error: the frame with the error is missing from then on, and the ring cannot continue.
         """
         assert self.engine is not None, "load first"
         self._hand_out = hand_out
+        self._status_of_others = status_of_others
         self._send = send if self._setup.num_stages > 1 else self._to_self
         try:
-            while not isinstance(item := await self.inbox.get(), Ended):
+            while True:
+                item = await self.inbox.get()
                 async with self._turn:
                     await self._do(item)
         finally:
@@ -252,7 +254,7 @@ class Worker:
                 await self._sending
 
     async def accept(self, frame: Frame) -> None:
-        """Take a frame that has come: compute and pass it on now if it is small and its turn has come, else queue
+        """Compute and forward a received frame at once if it is small and nothing is queued before it; otherwise queue
         it."""
         now = time.perf_counter()
         if frame.rows:
@@ -404,7 +406,7 @@ class Worker:
         keeps = self._budget is not None and self._budget.num_kept
         if keeps and self.rest.is_idle and now - self._lap_wanted_at >= IDLE_LAP_S:
             self._lap_wanted_at = now
-            self.on_shortage()
+            self._on_shortage()
 
     @property
     def status(self) -> MemoryStatus:
@@ -435,13 +437,13 @@ class Worker:
         self._budget.computed(frame, self._free_bytes)
         report = self._report(self._budget, compute_s, start - since)
         passed = result.frame.carrying(result.frame.tensors, (*result.frame.reports, report))
-        return StageResult(passed, result.logits, result.shutdown, result.hidden, pause_s)
+        return StageResult(passed, result.logits, result.hidden, pause_s)
 
     def _report(self, budget: KvBudget, compute_s: float, waited_s: float) -> StageReport:
         """The report of this stage on a frame that it has computed."""
         pressure, tokens, slack_tokens = self._pressure, budget.tokens, budget.slack_tokens
-        if self.status_of_others is not None:
-            others = self.status_of_others()
+        if self._status_of_others is not None:
+            others = self._status_of_others()
             most = min(tokens + slack_tokens, others.kv_tokens)
             pressure, tokens = MemoryStatus(pressure, tokens).worse(others)
             slack_tokens = max(0, most - tokens)
@@ -460,8 +462,6 @@ class Worker:
         if frame.rows and not frame.is_prefill:
             self._modes.decoded(frame.reports[-1].compute_s, result.pause_s)
             self._move_loop()
-        if result.shutdown:
-            self.inbox.put_nowait(Ended())
 
     async def _change(self, change: Change) -> None:
         self._outbox.clear()

@@ -1,1 +1,1 @@
-"""One request: find its ring, follow it to its end, keep what is needed to continue."""
+"""Serves one request: finds its ring, follows it to its end, and keeps everything needed to continue."""

@@ -17,9 +17,9 @@ AROUND = 16
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is known of the prompt of one request. common: tokens that it has in common with the nearest kept sequence;
-    before, mine: its tokens before and behind these; theirs: those of the kept sequence, if that is of the same
-    client. first_s: time to its first token."""
+    """The facts about the prompt of one request. common: tokens that it has in common with the nearest kept sequence;
+    before, mine: its tokens before and behind these; theirs: those of the kept sequence, if that is of the same client.
+    first_s: time to its first token."""
 
     request_id: str
     model: str
@@ -37,7 +37,7 @@ class Explanation:
 def explain(
     request: GenerateRequest, model: str, report: PrefixReport, cached_tokens: int, first_s: float | None
 ) -> Explanation:
-    """What is remembered of a request."""
+    """Makes the explanation of a request."""
     prompt, at = request.prompt_ids, min(report.common, len(request.prompt_ids))
     return Explanation(
         request.request_id,
@@ -69,6 +69,6 @@ class Explanations:
             self._found.popitem(last=False)
 
     def find(self, request_id: str, key_id: str | None = None) -> Explanation | None:
-        """What is known of a request. With a key_id only of a request with this API key ("": without one)."""
+        """Returns the explanation of a request. With a key_id only of a request with this API key ("": without one)."""
         found = self._found.get(request_id)
         return found if found is not None and key_id in (None, found.key_id) else None

@@ -156,7 +156,7 @@ class History:
             self._write(ended.describe())
 
     def recent(self, most: int, key_id: str | None = None) -> list[RequestOutcome]:
-        """The last outcomes, newest first. With a key_id, only those that came with this API key ("": without one)."""
+        """The last outcomes, newest first. With a key_id, only requests with this API key ("": without one)."""
         return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from exo_mesh.errors import (
 from exo_mesh.rings.serving.explanations import Explanations, explain
 from exo_mesh.rings.serving.history import History, RequestOutcome
 from exo_mesh.rings.serving.traces import RequestTrace
+from exo_mesh.wire.control_driver import DriverCall
 
 MAX_LIVE = 1024
 """Most requests that one entry peer holds; its own memory sets this limit, not the rings."""
@@ -42,8 +43,23 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class Wait:
+    """What a live request waits for, if it does: some work, or a message of its driver."""
+
+    work: asyncio.Future[Any] | None = None
+    call: DriverCall | None = None
+
+    def interrupt(self, error: Exception) -> None:
+        """Ends the wait: the work is cancelled, and the next message of the driver is this error."""
+        if self.work is not None:
+            self.work.cancel()
+        if self.call is not None:
+            self.call.interrupt(error)
+
+
+@dataclass(slots=True)
 class JournalEntry:
-    """One live request: its input, and its output so far. on_cancel is set while a RequestRun works on it."""
+    """One live request: its input, its output so far, and what it waits for."""
 
     request: GenerateRequest
     model: str
@@ -52,7 +68,7 @@ class JournalEntry:
     """Its output so far: token ids, and pieces of text where an engine gave text. Before the token ids that follow
     such pieces it says which tokens stand for them."""
     cancelled: bool = False
-    on_cancel: Callable[[], object] | None = None
+    wait: Wait = field(default_factory=Wait)
     last_token_at: float | None = None
     ttft_s: float | None = None
     """Seconds from its entry to its first token."""
@@ -455,5 +471,4 @@ class Journal:
 
     def _cancel(self, entry: JournalEntry) -> None:
         entry.cancelled = True
-        if entry.on_cancel is not None:
-            entry.on_cancel()
+        entry.wait.interrupt(entry.end_error)

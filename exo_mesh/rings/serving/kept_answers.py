@@ -113,8 +113,8 @@ class KeptAnswers:
         self._drop_old()
 
     def keep(self, answer: KeptAnswer) -> None:
-        """Keep an answer, and drop those that have not been used for longest if there is no room for all. An answer
-        that alone is too large is not kept."""
+        """Keep an answer, and drop the longest unused ones if there is no room for all. An answer that alone is too
+        large is not kept."""
         self._drop(answer.id)
         if not self.is_on or answer.num_bytes > self._max_bytes:
             return

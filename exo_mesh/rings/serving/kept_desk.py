@@ -1,26 +1,20 @@
-"""Finds kept answers at the peer whose id theirs begins with, and answers other peers for this node's own."""
+"""Finds kept answers at the peer whose id theirs begins with."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.wakeups import next_beat
-from exo_mesh.errors import DeadlineError, InputError, MeshError, TransportError, UnknownAnswerError
-from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.errors import InputError, MeshError, UnknownAnswerError
+from exo_mesh.mesh.membership.port import raise_bugs
+from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.rings.serving.calls import MAX_CHAIN_BYTES, delete_kept, read_kept
 from exo_mesh.rings.serving.kept_answers import MAX_LINKS, OWNER_CHARS, KeptAnswer, KeptAnswers, owner_of
-from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_ID_CHARS = 128
 """Longest id of an answer."""
-
-PART_BYTES = 512 << 10
-"""Most bytes of an answer in one message between peers."""
-
-MAX_CHAIN_BYTES = 32 << 20
-"""Most bytes of one conversation: twice the longest body of a request."""
 
 TIDY_EVERY_S = 60.0
 """An answer stays in memory at most this long after its time."""
@@ -29,18 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 class KeptDesk:
-    """Implements KeptService, and answers other peers."""
+    """Implements KeptService."""
 
-    def __init__(self, own_id: str, peers: Callable[[], Sequence[Peer]], kept: KeptAnswers) -> None:
-        self._own_id = own_id
-        self._peers = peers
+    def __init__(self, membership: Membership, kept: KeptAnswers) -> None:
+        self._membership = membership
         self._kept = kept
-
-    # calls by users of this node
 
     @property
     def owner(self) -> str:
-        return self._own_id[:OWNER_CHARS]
+        return self._membership.own.id[:OWNER_CHARS]
 
     @property
     def is_on(self) -> bool:
@@ -78,12 +69,10 @@ class KeptDesk:
     async def delete(self, key_id: str | None, answer_id: str) -> bool:
         if self._kept.delete(key_id, answer_id):
             return True
-        request = pb.DeleteKeptRequest(key_id=key_id, id=answer_id)
-        asked = [peer.client.delete_kept(request) for peer in self._owners(answer_id)]
+        calls, owners = self._membership.calls, self._owners(answer_id)
+        asked = [delete_kept(calls, owner, key_id, answer_id) for owner in owners]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, MeshError):
-                raise answer
+        raise_bugs(answers)
         return any(answer is True for answer in answers)
 
     def missing(self, answer_id: str, asked_id: str = "") -> str:
@@ -98,18 +87,20 @@ class KeptDesk:
             "its time or for newer ones"
         )
 
-    def _owners(self, answer_id: str) -> list[Peer]:
-        """The peers that may keep an answer: the one that its id names, or all if it names none."""
+    def _owners(self, answer_id: str) -> list[str]:
+        """The ids of the peers that may keep an answer: the peer that its id names, or all if it names none."""
         if not (answer_id.isascii() and answer_id.isprintable() and len(answer_id) <= MAX_ID_CHARS):
             return []  # no answer has such an id
         owner = owner_of(answer_id)
-        return [peer for peer in self._peers() if peer.id.startswith(owner)] if owner != self.owner else []
+        ids = [peer.id for peer in self._membership.peers]
+        return [peer_id for peer_id in ids if peer_id.startswith(owner)] if owner != self.owner else []
 
     async def _of_peers(self, key_id: str | None, answer_id: str, *, only_one: bool = False) -> list[KeptAnswer]:
         """What the first peer that has some of a conversation sends, newest first; [] if no peer has any. Raises the
         error of the owner if it cannot be asked."""
-        request = pb.ReadKeptRequest(key_id=key_id, id=answer_id, only_one=only_one)
-        tasks = [asyncio.create_task(_read(peer, request), name="kept answer") for peer in self._owners(answer_id)]
+        calls, owners = self._membership.calls, self._owners(answer_id)
+        reads = [read_kept(calls, owner, key_id, answer_id, only_one=only_one) for owner in owners]
+        tasks = [asyncio.create_task(read, name="kept answer") for read in reads]
         failures: list[MeshError] = []
         try:
             for next_answer in asyncio.as_completed(tasks):
@@ -126,39 +117,3 @@ class KeptDesk:
         if failures and owner_of(answer_id):
             raise failures[0]
         return []
-
-    # answers to other peers
-
-    async def answer_read(self, request: pb.ReadKeptRequest) -> AsyncIterator[pb.KeptPart]:
-        key_id = request.key_id if request.HasField("key_id") else None
-        first = self._kept.read(key_id, request.id)
-        only = [] if first is None else [first]
-        for answer in only if request.only_one else self._kept.chain(key_id, request.id):
-            for start in range(0, max(1, len(answer.data)), PART_BYTES):
-                part = answer.data[start : start + PART_BYTES]
-                is_last = start + PART_BYTES >= len(answer.data)
-                yield pb.KeptPart(
-                    id=answer.id, key_id=answer.key_id, previous_id=answer.previous_id, data=part, is_last=is_last
-                )
-
-    def answer_delete(self, request: pb.DeleteKeptRequest) -> pb.DeleteKeptReply:
-        key_id = request.key_id if request.HasField("key_id") else None
-        return pb.DeleteKeptReply(found=self._kept.delete(key_id, request.id))
-
-
-async def _read(peer: Peer, request: pb.ReadKeptRequest) -> list[KeptAnswer]:
-    """The answers that a peer sends. Raises TransportError if it sends more than a conversation may have."""
-    found: list[KeptAnswer] = []
-    data: list[bytes] = []
-    num_bytes = 0
-    async for part in peer.client.read_kept(request):
-        data.append(part.data)
-        num_bytes += len(part.data)
-        if num_bytes > MAX_CHAIN_BYTES or len(found) > MAX_LINKS:
-            raise TransportError(f"the peer {peer.info.name} sent more than a conversation may have")
-        if part.is_last:
-            found.append(KeptAnswer(part.id, part.key_id, part.previous_id, b"".join(data)))
-            data = []
-    if data:
-        raise DeadlineError(f"the peer {peer.info.name} sent only a part of a kept answer")
-    return found

@@ -110,7 +110,7 @@ class LiveStreams:
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._cards: dict[str, StreamCard] = {}
         self._opened: list[StreamCard] = []
-        """All open cards, also those that can no longer be found by their id."""
+        """All open cards, also cards that can no longer be found by their id."""
         self._choices: dict[str, LiveChoice] = {}
         self._max_tokens = max_tokens
         self._weight = 0

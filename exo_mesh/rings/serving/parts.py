@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.serving import calls
 from exo_mesh.rings.serving.history import History
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
@@ -17,16 +18,20 @@ from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_file import RequestFile, request_file
 from exo_mesh.rings.serving.request_run import Patience
+from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.rings.serving.router import Router
 from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.wire.control_driver import DriverChannels
+from exo_mesh.wire.peer_call import AnyAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """The parts of a node that serve requests. request_file: None if the request log is off."""
+    """The parts of a node that serve requests. request_file: None if the request log is off. answers: to
+    the calls of peers."""
 
     journal: Journal
     drivers: DriverChannels
@@ -34,6 +39,7 @@ class ServingParts:
     request_file: RequestFile | None
     streams: StreamDesk
     kept: KeptDesk
+    answers: Sequence[AnyAnswer]
 
     @staticmethod
     def at(
@@ -45,14 +51,14 @@ class ServingParts:
         metrics: Metrics,
         patience: Patience,
         clock: Clock,
-        stand_ins: Callable[[str], list[str]] = lambda model: [],
+        stand_ins: Callable[[str], list[str]],
+        on_trace: Callable[[RequestTrace], object],
     ) -> ServingParts:
-        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. The settings' time limits
-        replace those of `patience`."""
+        """Build the parts. used_bytes: memory in use on this machine. stand_ins: see Rings. on_trace: called
+        with each trace that has ended. The settings' time limits replace those of `patience`."""
         file = request_file(settings.request_log, settings.home)
         history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
         journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
-        instances.owned_rings.use.own_requests = journal.outstanding
         drivers = DriverChannels(credentials)
         patience = replace(
             patience,
@@ -62,23 +68,22 @@ class ServingParts:
             total_s=settings.response_timeout,
         )
         live = LiveStreams()
-        router = Router(
+        rings = Rings(
             instances.instances,
             instances.members,
             drivers,
             journal,
-            metrics.requests,
-            patience=patience,
-            live=live,
-            clock=clock,
+            clock,
             auto_place=settings.auto_place,
             stand_ins=stand_ins,
             max_queued=settings.max_queued,
         )
-        streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
-        answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
-        kept = KeptDesk(membership.own.id, lambda: membership.peers, answers)
-        return ServingParts(journal, drivers, router, file, streams, kept)
+        router = Router(rings, journal, metrics.requests, patience, live, TraceStore(on_end=on_trace), clock)
+        streams = StreamDesk(membership, live)
+        kept_answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
+        kept = KeptDesk(membership, kept_answers)
+        answers = calls.answers(membership.own.id, journal, live, kept_answers)
+        return ServingParts(journal, drivers, router, file, streams, kept, answers)
 
     async def stop(self) -> None:
         """Close the connections and the request log, after the requests have ended."""

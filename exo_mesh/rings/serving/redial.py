@@ -108,9 +108,8 @@ class Redial:
         """Dials without an answer since the driver was last heard, by address."""
 
     def address(self, endpoint: str) -> str:
-        """The address to dial the driver at, "host:port": of those that were dialled least often without an answer, the
-        one that is best for its peer now. So the address that the membership has just changed to comes first.
-        endpoint: as its peer reports it."""
+        """The driver's address, "host:port": among the addresses with the fewest unanswered dials, the best one for its
+        peer. So the address that the membership has just changed to comes first. endpoint: as its peer reports it."""
         addresses = self._members.addresses(endpoint, self._plan.peer_ids[-1])
         self._dialled = min(addresses, key=lambda address: self._unheard.get(address, 0))
         return self._dialled

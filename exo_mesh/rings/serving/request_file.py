@@ -43,5 +43,5 @@ class RequestFile:
         self._writer.write(json.dumps(fields))
 
     def close(self) -> None:
-        """Write what is queued, for at most twice CLOSE_S. A later line opens the file again."""
+        """Write the queued lines, for at most twice CLOSE_S. A later line opens the file again."""
         self._writer.close(CLOSE_S)

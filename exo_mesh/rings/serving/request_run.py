@@ -37,7 +37,7 @@ from exo_mesh.rings.serving.journal import JournalEntry
 from exo_mesh.rings.serving.leg_times import LegTimes
 from exo_mesh.rings.serving.redial import Redial
 from exo_mesh.rings.serving.rings import Rings
-from exo_mesh.wire.control_driver import DriverCall, DriverStreamError, Silences
+from exo_mesh.wire.control_driver import DriverStreamError, Silences
 
 PROGRESS_EVERY_S = 1.0
 """Seconds between two progress reports to the client while an instance is placed."""
@@ -115,8 +115,7 @@ class RequestRun:
         self._losses = 0
         self._emitted_at_loss = 0
         self._num_calls = 0
-        self._work: asyncio.Future[Any] | None = None
-        self._call: DriverCall | None = None
+        self._wait = entry.wait
         self._instance: InstanceInfo | None = None
         self._redial: Redial | None = None
         self._trouble: StageLostError | None = None
@@ -131,7 +130,6 @@ class RequestRun:
         self._leg: LegTimes | None = None
         self._prefill_total = 0
         self._fetched = 0
-        entry.on_cancel = self._interrupt
 
     async def step(self) -> Sequence[RequestEvent]:
         """Wait for the next events; empty if only the state changed. Raises the MeshError that ends the request."""
@@ -169,15 +167,15 @@ class RequestRun:
         """End a wait that is too long; returns when to check again. For a Watchdog."""
         if now >= self._ends_at:
             self._time_is_up = True
-            self._interrupt()
+            self._wait.interrupt(self._entry.end_error if self._entry.cancelled else _TimeUpError())
             return math.inf
-        if self._call is None:
+        if self._wait.call is None:
             return self._ends_at
-        if (error := self._call.overdue(now)) is not None:
-            self._call.interrupt(error)
+        if (error := self._wait.call.overdue(now)) is not None:
+            self._wait.call.interrupt(error)
         elif self._is_queued and self._moves(now):
-            self._call.interrupt(_BetterElsewhereError())
-        return min(self._ends_at, self._call.deadline, now if self._wants_move else math.inf)
+            self._wait.call.interrupt(_BetterElsewhereError())
+        return min(self._ends_at, self._wait.call.deadline, now if self._wants_move else math.inf)
 
     def _moves(self, now: float) -> bool:
         """Whether this request, which waits in a queue, moves to another instance now. All waiting requests have their
@@ -199,7 +197,6 @@ class RequestRun:
 
     async def aclose(self) -> None:
         """Free what the request holds in any state: its call to a driver, its part in a placement."""
-        self._entry.on_cancel = None
         await self._let_go()
 
     # one step for each state
@@ -213,15 +210,15 @@ class RequestRun:
 
     async def _place(self) -> Sequence[RequestEvent]:
         """Report progress while an instance is found or placed; then call the driver."""
-        if self._work is None:
+        if self._wait.work is None:
             self._entry.instance_id = ""
-            self._work = asyncio.ensure_future(self._rings.find(self._entry, self._refused, self._full))
-        await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
+            self._wait.work = asyncio.ensure_future(self._rings.find(self._entry, self._refused, self._full))
+        await asyncio.wait((self._wait.work,), timeout=PROGRESS_EVERY_S)
         self._raise_if_stopped()
         self._raise_if_deleted()
-        if not self._work.done():
+        if not self._wait.work.done():
             return [self._note_progress(Progress(*self._rings.progress(self._entry.model)))]
-        work, self._work = self._work, None
+        work, self._wait.work = self._wait.work, None
         self._instance = work.result()
         self._redial = self._rings.redial(self._instance)
         self._open_call(self._instance, self._redial)
@@ -238,15 +235,15 @@ class RequestRun:
     async def _read(self) -> Sequence[RequestEvent]:
         """Read one message of the driver. After a broken stream the same ring is called again as long as it is healthy:
         other requests on it continue, and nothing is loaded again."""
-        assert self._call is not None and self._redial is not None and self._leg is not None
+        assert self._wait.call is not None and self._redial is not None and self._leg is not None
         assert self._instance is not None
         try:
-            event = await self._call.read()
+            event = await self._wait.call.read()
         except DriverStreamError as exc:
             await self._leave_ring(RunState.REDIALLING, exc)
             return [Progress("recovering")]
         self._redial.heard()
-        self._entry.prefix = self._call.prefix or self._entry.prefix
+        self._entry.prefix = self._wait.call.prefix or self._entry.prefix
         self._is_queued = isinstance(event, Queued) and bool(event.place) and not self._entry.emitted
         if self._wants_move and not self._is_queued:
             self._wants_move, self._entry.instance_id = False, self._instance.plan.instance_id
@@ -280,10 +277,10 @@ class RequestRun:
         """Call the same driver once its members report that the ring is healthy. Raises StageLostError if it is
         lost."""
         assert self._instance is not None and self._redial is not None
-        self._work = asyncio.ensure_future(self._redial.wait(len(self._entry.emitted)))
-        await asyncio.wait((self._work,))
+        self._wait.work = asyncio.ensure_future(self._redial.wait(len(self._entry.emitted)))
+        await asyncio.wait((self._wait.work,))
         self._raise_if_stopped()
-        work, self._work = self._work, None
+        work, self._wait.work = self._wait.work, None
         work.result()
         self._meter.redialled()
         _log.info("request %s: %s; calling the same ring again", self._entry.request.request_id, self._trouble)
@@ -331,7 +328,7 @@ class RequestRun:
         self._prefill_total = len(request.prompt_ids) + len(request.resume_ids)
         silences = Silences(self._patience.first_s, self._patience.next_s, self._patience.queue_s)
         address = redial.address(instance.endpoints[-1])
-        self._call = self._rings.call(
+        self._wait.call = self._rings.call(
             address, instance, request, silences, self._begin_leg(instance), self._took_ballot
         )
         self._leg = self._rings.leg(self._entry, instance)
@@ -365,9 +362,9 @@ class RequestRun:
         self._go(state)
 
     async def _let_go(self) -> None:
-        """Cancel what the request waits for, and free what it holds."""
-        call, self._call = self._call, None
-        work, self._work = self._work, None
+        """Cancel everything that the request waits for, and free everything that it holds."""
+        call, self._wait.call = self._wait.call, None
+        work, self._wait.work = self._wait.work, None
         if work is not None:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -402,13 +399,6 @@ class RequestRun:
         self._losses = self._losses + 1 if emitted == self._emitted_at_loss else 1
         self._emitted_at_loss = emitted
         return self._losses > self._patience.max_resumes
-
-    def _interrupt(self) -> None:
-        """End the current wait of the request: it was cancelled, or its time is up."""
-        if self._work is not None:
-            self._work.cancel()
-        if self._call is not None:
-            self._call.interrupt(self._entry.end_error if self._entry.cancelled else _TimeUpError())
 
     def _raise_if_stopped(self) -> None:
         if self._entry.cancelled:

@@ -95,8 +95,8 @@ class Rings:
         return chosen
 
     async def _choose(self, entry: JournalEntry, full: frozenset[str]) -> InstanceInfo:
-        """The instance that keeps this very answer, or that computes the same prompt for another choice, or the one
-        that is expected to be done first, or one that is placed now."""
+        """Chooses an instance, in this order: one with this very answer; one with the same prompt for another choice;
+        the instance expected to finish first; a new one."""
         request = entry.request
         load, names = self._load(entry, full), self._names(entry)
         ready = self._ready(entry, full)
@@ -189,7 +189,7 @@ class Rings:
         return {name: [self._job(entry) for entry in entries] for name, entries in live.items()}
 
     def _job(self, entry: JournalEntry) -> Job:
-        """What is left of a request."""
+        """The rest of a request."""
         request, emitted = entry.request, entry.next_index
         if request.ignore_eos:
             output_tokens = float(max(0, request.max_tokens - emitted))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
-from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.clock import Clock
 from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.request_metrics import RequestMeter, RequestMetrics
 from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import MeshError, code_of
-from exo_mesh.rings.placing.instances import Instances
-from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.serving.history import FINE, message_for_the_log
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_run import Patience, RequestRun, RunState
 from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.rings.serving.traces import TraceStore
-from exo_mesh.wire.control_driver import DriverChannels
 
 
 class Router:
@@ -25,40 +22,25 @@ class Router:
 
     def __init__(
         self,
-        instances: Instances,
-        members: Members,
-        drivers: DriverChannels,
+        rings: Rings,
         journal: Journal,
         metrics: RequestMetrics,
-        *,
         patience: Patience,
-        live: LiveStreams | None = None,
-        clock: Clock = monotonic,
-        auto_place: bool = True,
-        stand_ins: Callable[[str], list[str]] = lambda model: [],
-        max_queued: int = 2**31,
+        live: LiveStreams,
+        traces: TraceStore,
+        clock: Clock,
     ) -> None:
-        """auto_place, stand_ins, max_queued: see Rings."""
-        self._rings = Rings(
-            instances,
-            members,
-            drivers,
-            journal,
-            clock,
-            auto_place=auto_place,
-            stand_ins=stand_ins,
-            max_queued=max_queued,
-        )
+        self._rings = rings
         self._journal = journal
-        self._live = live or LiveStreams()
+        self._live = live
         self._metrics = metrics
         self._patience = patience
         self._clock = clock
         self._watchdog = Watchdog(clock=clock)
-        self.traces = TraceStore()
+        self.traces = traces
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
-        """Run a request; see MeshService.generate."""
+        """Run a request; see RequestService.generate."""
         entry = self._journal.open(request, model, self._clock())
         if request.trace_id:
             num_prompt = len(request.prompt_ids)

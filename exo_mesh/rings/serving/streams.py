@@ -7,8 +7,9 @@ import hmac
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from exo_mesh.domain.fields import NotSent
 from exo_mesh.domain.request import RequestEvent
 
 
@@ -49,7 +50,7 @@ class StreamViewer:
 class FoundStream:
     """A running answer at its entry peer. recipe: empty unless the answer was asked for by its id."""
 
-    peer_id: str
+    peer_id: Annotated[str, NotSent()]
     id: str
     model: str
     created: int

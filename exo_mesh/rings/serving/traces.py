@@ -75,7 +75,7 @@ class Leg:
     began_s: float
     frames: Sequence[FrameTrace] = ()
     sums: LapSums = field(default_factory=LapSums)
-    """Of all laps, also of those that are not kept."""
+    """Of all laps, also of laps that are not kept."""
 
     def add(self, frames: Sequence[FrameTrace]) -> None:
         """Add laps. Of many, the first and the last ones are kept."""
@@ -160,11 +160,13 @@ class TraceStore:
     agent share theirs. changed: beats when a trace ended or was deleted. on_end: called with each trace that has
     ended."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.time, on_end: Callable[[RequestTrace], object] = lambda trace: None
+    ) -> None:
         self._now = now
+        self._on_end = on_end
         self._kept: OrderedDict[tuple[str, str, str], RequestTrace] = OrderedDict()
         self.changed = ChangeSignal()
-        self.on_end: Callable[[RequestTrace], object] = lambda trace: None
 
     def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
         """Begin a trace. Another trace with its ids is replaced; the oldest makes room."""
@@ -202,7 +204,7 @@ class TraceStore:
     def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
         """Note that the request of a trace has ended."""
         trace.end(outcome, now)
-        self.on_end(trace)
+        self._on_end(trace)
         self.changed.beat()
 
     def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
@@ -210,7 +212,7 @@ class TraceStore:
         return next((trace for trace in self.all(key_id) if trace.is_called(wanted)), None)
 
     def all(self, key_id: str | None = None) -> list[RequestTrace]:
-        """All traces, newest first. With a key_id, only those that came with this API key ("": without one)."""
+        """All traces, newest first. With a key_id, only requests with this API key ("": without one)."""
         return [trace for trace in reversed(self._kept.values()) if key_id in (None, trace.key_id)]
 
     def delete(self, wanted: Container[str] | None) -> int:

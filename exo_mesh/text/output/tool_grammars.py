@@ -65,7 +65,7 @@ def _forms(tool: Tool) -> tuple[Parameters, list[Members]]:
 
 
 def _members_of(parameters: Parameters, form: Form) -> Members:
-    """The members of a form, without those that no value fits. Raises UnenforceableError."""
+    """The members of a form, without members that no value fits. Raises UnenforceableError."""
     check_form(form)
     return [member for member in form.properties if member[2] or parameters.allowed(member[1]).shapes]
 

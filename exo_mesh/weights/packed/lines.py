@@ -103,8 +103,8 @@ class PackedLines:
         return codes, np.repeat(scales, repeats, axis=1), np.repeat(-zeros * scales, repeats, axis=1)
 
     def column_order(self) -> np.ndarray | None:
-        """int64 `[width]`: the column of the weight that is at each place in `read_codes`, so that those of a group are
-        together; None if they are so in the file. Raises ModelError if a group has another number of columns."""
+        """int64 `[width]`: the column of the weight that is at each place in `read_codes`, so that a group's columns
+        are together; None if they are so in the file. Raises ModelError if a group has another number of columns."""
         groups = self._groups()
         if groups is None:
             return None

@@ -53,7 +53,7 @@ class PackedSettings:
     schemes: tuple[WeightScheme, ...] = ()
 
     def scheme_of(self, module: str) -> WeightScheme:
-        """The scheme of a module: one that names it comes before one that names its class. Raises ModelError."""
+        """The scheme of a module: a scheme for its name wins over a scheme for its class. Raises ModelError."""
         by_class = None
         for scheme in self.schemes:
             for target in scheme.targets:

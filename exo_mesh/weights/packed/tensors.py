@@ -24,7 +24,7 @@ _UNUSED_OF_MODULES = ("input_scale", "input_zero_point", "input_global_scale", "
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor(TensorInfo):
-    """A quantised weight `[rows, columns]`; shape is that of the plain weight, the other fields are those of its codes.
+    """A quantised weight `[rows, columns]`. shape: of the dequantised weight; all other fields describe its codes.
 
     layout: gptq, awq, words (rows of packed words), int8 or float8. scales, zeros, group_index: its other tensors.
     reorders: whether config.json says that columns of a group are apart. zero_offset: added to zero points as they are
@@ -84,7 +84,7 @@ def _refuse_words(rest: TensorTable) -> None:
 
 
 class _Parts:
-    """The tensors of one module; `used` has the names of those that were asked for."""
+    """The tensors of one module; `used` has the names of the requested ones."""
 
     def __init__(self, module: str, table: TensorTable, settings: PackedSettings) -> None:
         self.module, self.settings, self.used = module, settings, set[str]()

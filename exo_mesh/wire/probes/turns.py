@@ -12,7 +12,7 @@ firewall drops datagrams."""
 
 
 class DatagramTurns:
-    """What is known of one address of a peer.
+    """Decides for one address of a peer whether the next probe is a datagram.
 
     incarnation: the start of the peer that datagrams are meant for; 0 while probes must be calls, because no call has
     shown that the peer takes datagrams, or the last call failed. So datagrams never hide that calls fail.

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class UdpSocket:
-    """Calls hear(data, sender) for each datagram, of which at most max_bytes + 1 bytes are read.
+    """Calls hear(data, sender) for each datagram, and reads at most max_bytes + 1 bytes of it.
 
     max_in_window, window_s: after this many datagrams the socket is not read until the window is over.
     """

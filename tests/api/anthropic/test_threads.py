@@ -89,7 +89,7 @@ async def test_a_streamed_reply_is_held_like_a_whole_one_with_its_thinking(askin
     assert shown == whole["content"][0]["thinking"] == ("" if display else "secret")
     held = []
     for message_id in (whole["id"], streamed["id"]):
-        answer = await asking.mesh.kept_answers.read(None, message_id)
+        answer = await asking.mesh.services.requests.kept_answers.read(None, message_id)
         assert answer is not None
         held.append(answer.data.replace(message_id.encode(), b""))
     assert held[0].count(b"secret") == held[1].count(b"secret") == 1 and b"Rome" in held[1]
@@ -156,6 +156,6 @@ async def test_a_node_that_keeps_nothing_says_that_it_holds_no_thread(thinking_m
 async def test_an_empty_thread_holds_nothing(asking: Asking) -> None:
     for value in (None, {}, "", False, []):
         first = await asking.message(messages=user("Hi"), thread=value)
-        assert await asking.mesh.kept_answers.read(None, first["id"]) is None
+        assert await asking.mesh.services.requests.kept_answers.read(None, first["id"]) is None
     status, error = await asking.refusal(messages=user("Hi"), thread={"type": "fork"})
     assert status == 400 and "thread" in error["message"]

@@ -19,10 +19,12 @@ from exo_mesh.api.ollama import pulling
 from exo_mesh.api.ollama.describing import details_of, digest_of, model_info_of
 from exo_mesh.api.ollama.pulling import PullFollower, PullPhase
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.errors import FetchError
 from exo_mesh.models.entry import ModelEntry
 from tests.api.ollama.conftest import MODEL, USER, asked, whole
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
+from tests.support.reports import report_of
 
 
 async def got(api: Served, path: str) -> Any:
@@ -49,7 +51,8 @@ async def test_tags_lists_the_models_of_the_mesh(api: Served) -> None:
 async def test_ps_lists_the_loaded_models_with_their_expiry(api: Served) -> None:
     assert await got(api, "/api/ps") == {"models": []}
     api.mesh.loaded = ("i1",)
-    api.mesh.instances[0] |= {"context_limit": 128, "stages": [{"reserve_bytes": 5}, {"reserve_bytes": 7}]}
+    stages = [{"reserve_bytes": 5}, {"reserve_bytes": 7}]
+    api.mesh.instances[0] = report_of(InstanceReport, id="i1", context_limit=128, stages=stages)
     (model,) = (await got(api, "/api/ps"))["models"]
     assert (model["name"], model["size"], model["size_vram"], model["context_length"]) == (MODEL, 12, 12, 128)
     assert datetime.fromisoformat(model["expires_at"]).year > 2100
@@ -64,7 +67,7 @@ async def test_show_has_the_template_and_the_capabilities(able: Served) -> None:
     assert shown["capabilities"] == ["completion"]
     assert shown["model_info"]["general.architecture"] and "exo_mesh.context_limit" not in shown["model_info"]
     able.mesh.loaded = ("i1",)
-    able.mesh.instances[0]["context_limit"] = 128
+    able.mesh.instances[0].context_limit = 128
     shown = await whole_post(able, "/api/show", {"model": MODEL})
     assert shown["model_info"]["exo_mesh.context_limit"] == 128
     status, reply = await asked(able, "/api/show", model="nope")

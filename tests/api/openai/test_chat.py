@@ -409,7 +409,7 @@ async def test_cancel_by_id_and_by_request_id(api: Served, by_header: bool) -> N
 
 async def test_a_cancelled_whole_reply_is_499(api: Served) -> None:
     async def cancel_me(request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
-        await api.mesh.cancel(request.request_id)
+        await api.mesh.services.requests.cancel(request.request_id)
         yield TokenEvent(0, 1)
 
     api.mesh.script = cancel_me

@@ -23,8 +23,9 @@ from exo_mesh.weights.card import read_card
 from exo_mesh.weights.gguf_layout import make_texts
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_twin import write_gguf_twin
-from tools.torch_architectures.check import split_logits, whole_model_logits, write_random_model
-from tools.torch_architectures.families import NUM_LAYERS
+from tools.architectures.torch_families import NUM_LAYERS
+from tools.architectures.torch_models import whole_model_logits, write_random_model
+from tools.architectures.trials import computed
 
 GEMMA = {"tie_word_embeddings": True}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -76,7 +77,7 @@ def test_two_stages_of_a_float_file_give_the_logits_of_the_checkpoint(tmp_path: 
     write_gguf_twin(origin, tmp_path / "twin" / "tiny.gguf", extra=KEYS.get(family))
     directory = lay_out(tmp_path / "twin")
     cut = provider.survey(directory, {}).legal_cuts[2]
-    got = split_logits([load(directory, 0, cut, dtype="float32"), load(directory, cut, NUM_LAYERS, dtype="float32")])
+    got = computed([load(directory, 0, cut, dtype="float32"), load(directory, cut, NUM_LAYERS, dtype="float32")])
     want = whole_model_logits(origin)
     assert np.ptp(want) > 0.1
     assert float(np.abs(got - want).max()) < 2e-5 * max(1.0, float(np.abs(want).max()))
@@ -133,6 +134,6 @@ def test_weights_of_a_file_stay_codes(tmp_path: Path, quantisation: str) -> None
     whole = [load(directory, 0, 3, 3, dtype="float32")]
     small = [load(directory, 0, 3, 3, dtype="float32", quantised="on")]
     rounded = [load(directory, 0, 3, 3, dtype="bfloat16")]
-    want, got, near = (split_logits(stages) for stages in (whole, small, rounded))
+    want, got, near = (computed(stages) for stages in (whole, small, rounded))
     assert float(np.square(got - want).mean()) < 4 * float(np.square(near - want).mean())
     assert float(np.abs(got - want).max()) < 0.2 * float(np.std(want))

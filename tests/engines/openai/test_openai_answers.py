@@ -247,6 +247,11 @@ def test_a_chunk_of_another_form_is_an_engine_error(chunk: str) -> None:
         AnswerReader("box:1").read(chunk)
 
 
+def test_the_error_for_a_chunk_says_who_sent_it_and_which_form_it_lacks() -> None:
+    with pytest.raises(EngineError, match="the model server sent a stream chunk that is not a JSON object"):
+        AnswerReader("box:1").read("[]")
+
+
 @pytest.mark.parametrize(
     ("of_choice", "of_chunk", "stop_string"),
     [

@@ -210,9 +210,9 @@ async def test_nodes_of_one_hostfile_find_each_other_and_are_the_group_without_b
         await until(lambda: all(knows_all(node, 2) for node in nodes))
         assert len(await tokens(nodes[1], a_request())) == 12
         (instance,) = instances(nodes[0])
-        assert instance["stages"][0]["group"]["peers"] == [node.node_id for node in nodes]
-        alone = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=1))
-        assert len(alone["stages"]) == 1 and "group" not in alone["stages"][0], "who asks for none gets none"
+        assert instance.stages[0].group.peers == tuple(node.node_id for node in nodes)
+        alone = await nodes[0].instances.create(InstanceSpec(MODEL, tensor_group=1))
+        assert len(alone.stages) == 1 and not alone.stages[0].group, "who asks for none gets none"
     finally:
         for node in nodes:
             await node.stop()

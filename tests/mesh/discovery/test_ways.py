@@ -82,9 +82,7 @@ async def test_two_nodes_see_each_other_by_one_way_alone(tmp_path: Path, way: st
         await nodes[1].start()
         await until(lambda: see_each_other(nodes))
         print(f"{way}: two nodes see each other {time.monotonic() - begin:.2f} s after the second was started")
-        assert not [
-            reason for reason in nodes[0].observation.health()["reasons"] if reason["code"] == "discovery_failed"
-        ]
+        assert not [reason for reason in nodes[0].observation.health().reasons if reason.code == "discovery_failed"]
         await nodes[1].stop()
         await until(lambda: sees(nodes[0]) == ["one"], what=f"{way}: a clean stop is seen")
     finally:
@@ -157,9 +155,9 @@ async def test_why_a_peer_was_refused_is_in_the_topology_of_both(tmp_path: Path)
     two = make_node(tmp_path / "two", "two", Machine(), **{**settings, "namespace": "office"})
     await one.start()
     await two.start()
-    await until(lambda: one.observation.topology()["refused"] and two.observation.topology()["refused"])
-    assert "two at 127.0.0.1: namespace 5cc3f828 is not" in one.observation.topology()["refused"][0]
-    assert "127.0.0.1:" in two.observation.topology()["refused"][0]
+    await until(lambda: one.observation.topology().refused and two.observation.topology().refused)
+    assert "two at 127.0.0.1: namespace 5cc3f828 is not" in one.observation.topology().refused[0]
+    assert "127.0.0.1:" in two.observation.topology().refused[0]
     await asyncio.gather(one.stop(), two.stop())
 
 
@@ -170,12 +168,12 @@ async def test_a_link_shows_its_address_round_trip_and_goodput(tmp_path: Path) -
     for node in nodes:
         await node.start()
     await until(lambda: all(node.membership.peers and node.membership.peers[0].paths for node in nodes))
-    (link,) = nodes[0].observation.topology()["links"]
+    (link,) = nodes[0].observation.topology().links
     address = f"127.0.0.1:{nodes[1].grpc_port}"
-    assert link["address"] == address and link["to"] == nodes[1].node_id
-    assert link["rtt_ms"] > 0 and link["mb_per_s"] > 0
-    assert [(path["address"], path["kind"], path["works"]) for path in link["paths"]] == [(address, "loopback", True)]
-    print(f"loopback: {link['rtt_ms']:.2f} ms, {link['mb_per_s']:.0f} MB/s")
+    assert link.address == address and link.to == nodes[1].node_id
+    assert link.rtt_ms > 0 and link.mb_per_s > 0
+    assert [(path.address, path.kind, path.works) for path in link.paths] == [(address, "loopback", True)]
+    print(f"loopback: {link.rtt_ms:.2f} ms, {link.mb_per_s:.0f} MB/s")
     await asyncio.gather(*(node.stop() for node in nodes))
 
 

@@ -6,17 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.mesh.membership import parts
+from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.mesh.membership.detector import Timing
+from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.wire.call_access import OwnCalls
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
+from exo_mesh.wire.peer_call import AnyAnswer, answer
 from exo_mesh.wire.probes.port import ProbePort
 from exo_mesh.wire.proto import control_pb2 as pb
-from tools.simulate.handler import MembershipHandler
 
 FAST = Timing(period_s=0.05, probe_s=0.5, suspicion_s=0.4, gossip_s=0.02, call_s=1.0)
 
@@ -32,18 +36,6 @@ def peer_info(peer_id: str, **changes: Any) -> PeerInfo:
     return replace(PeerInfo(peer_id, 1, f"name-{peer_id}", "0.1", 1, "default", ()), **changes)
 
 
-class _CountingHandler(MembershipHandler):
-    num_probes = 0
-    own_calls: OwnCalls
-
-    async def confirm(self, request: pb.ConfirmRequest) -> pb.ConfirmReply:
-        return pb.ConfirmReply(is_mine=self.own_calls.confirm(request.proof))
-
-    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
-        self.num_probes += 1
-        return await super().probe(request)
-
-
 class Peer:
     """One membership behind a control server. `crash` closes the server without a goodbye."""
 
@@ -57,25 +49,36 @@ class Peer:
         self.left: list[str] = []
         self.own_calls = OwnCalls(info.id)
         self.num_returns = 0
+        self.num_calls = 0
+        """Probes that came as calls so far."""
         self.probe_port: ProbePort | None = None
         """Set before `start`, to probe by datagrams too."""
         self.prefixes: dict[str, bytes] = {}
         self.reading = Telemetry(info.id, 1, 100, 200, 0)
         self.membership = Membership(
             info,
-            lambda: self.reading,
-            dial=lambda address: ControlClient(address, probe_port=self.probe_port, own_calls=self.own_calls),
-            only_peers=only_peers,
-            only_links=only_links,
-            on_leave=lambda peer, records: self.left.append(peer.id),
-            before_refute=self.before_refute,
-            read_prefixes=lambda: dict(self.prefixes),
+            SimpleNamespace(
+                reading=lambda: self.reading,
+                prefixes=lambda: dict(self.prefixes),
+                is_calm=lambda instance_id: False,
+                peer_left=lambda peer, records: self.left.append(peer.id),
+                before_refute=self.before_refute,
+            ),
+            lambda address: ControlClient(address, probe_port=self.probe_port, own_calls=self.own_calls),
+            peer_filter=PeerFilter(only_peers, only_links),
+            answers=self.answers,
             timing=timing or FAST,
         )
-        self.handler = _CountingHandler(self.membership)
-        self.handler.own_calls = self.own_calls
-        self.server = ControlServer(cast(Any, self.handler))
+        self.server = ControlServer(self.answers())
         self.address = ""
+
+    def answers(self) -> list[AnyAnswer]:
+        own = [one for one in parts.answers(self.membership, self.own_calls) if one.row is not PROBE]
+        return [*own, answer(PROBE, self._probe)]
+
+    async def _probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        self.num_calls += 1
+        return await self.membership.answer_probe(request)
 
     async def before_refute(self) -> None:
         self.num_returns += 1
@@ -103,11 +106,6 @@ class Peer:
         await self.membership._tasks.close()
         for peer in self.membership.peers:
             await peer.client.close()
-
-    @property
-    def num_calls(self) -> int:
-        """Probes that came as calls so far."""
-        return self.handler.num_probes
 
     @property
     def sees(self) -> list[str]:

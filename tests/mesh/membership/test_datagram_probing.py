@@ -18,10 +18,12 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
 from exo_mesh.mesh.membership.swim import SwimState
 from exo_mesh.security.probe_seal import ProbeSeal
+from exo_mesh.wire.calls import PROBE_PATH
 from exo_mesh.wire.probes.messages import ProbeAnswer, ProbeQuestion, decode, encode_question, new_token
 from exo_mesh.wire.probes.port import Answerer, ProbePort
 from exo_mesh.wire.probes.udp_socket import Address
 from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
 from tests.mesh.membership.meshes import Peer, mesh, peer_info, until
 from tests.mesh.membership.test_service import an_instance
 
@@ -184,7 +186,7 @@ async def test_a_peer_that_answers_datagrams_but_no_calls_is_found_out_after_a_f
         await until(lambda: min(num_answered(peers)) >= 3)
         await other.server.stop(0)
         with pytest.raises(TransportError):
-            await one.membership.peers[0].client.probe_path(0, 1.0)
+            await one.membership.peers[0].client.call(PROBE_PATH, PathProbeRequest(), 1.0)
         await until(lambda: one.left == ["b"])
 
 

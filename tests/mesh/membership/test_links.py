@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from exo_mesh.domain.device import HopReading, Telemetry
+from exo_mesh.domain.reports import LinkReport
 from exo_mesh.mesh.membership.links import hops_of_others
 from tests.support.nodes import mesh, until
 
@@ -30,8 +30,8 @@ async def test_the_topology_of_one_peer_has_the_link_between_two_others(tmp_path
     async with mesh(tmp_path, 3) as (one, two, three):
         others = {two.node_id, three.node_id}
 
-        def between() -> list[dict[str, Any]]:
-            return [link for link in one.observation.topology()["links"] if {link["from"], link["to"]} == others]
+        def between() -> list[LinkReport]:
+            return [link for link in one.observation.topology().links if {link.source, link.to} == others]
 
-        await until(lambda: len(between()) == 1 and between()[0]["rtt_ms"] is not None)
-        assert len(one.observation.topology()["links"]) == 3
+        await until(lambda: len(between()) == 1 and between()[0].rtt_ms is not None)
+        assert len(one.observation.topology().links) == 3

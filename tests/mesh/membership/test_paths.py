@@ -13,8 +13,10 @@ import pytest
 
 from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.mesh.membership.peers import MAX_ADDRESSES, Peer
+from exo_mesh.wire.calls import PROBE_PATH
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer, host_of_peer
+from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
 from tests.mesh.membership.meshes import peer_info, until
 
 
@@ -72,7 +74,7 @@ class Mesh:
 @asynccontextmanager
 async def server(peer_id: str) -> AsyncIterator[int]:
     """The port of a control endpoint on the loopback that answers probes as peer_id."""
-    control = ControlServer(object(), peer_id=peer_id)  # type: ignore[arg-type]
+    control = ControlServer([], peer_id=peer_id)
     yield await control.start("127.0.0.1", 0)
     await control.stop(0)
 
@@ -132,8 +134,8 @@ async def test_what_runs_over_the_old_way_goes_on_after_a_move() -> None:
         relay = await Relay(port, delay_s=0.05).start()
         async with known_at(relay.address, f"127.0.0.1:{port}") as peer:
             old = peer.client
-            await old.probe_path(0, 5.0)
-            call = asyncio.create_task(old.probe_path(200_000, 5.0))
+            await old.call(PROBE_PATH, PathProbeRequest())
+            call = asyncio.create_task(old.call(PROBE_PATH, PathProbeRequest(reply_bytes=200_000)))
             await asyncio.sleep(0.01)
             peer.use(old.at(f"127.0.0.1:{port}"))
             await peer.close_retired()
@@ -234,7 +236,7 @@ async def test_an_idle_mesh_of_any_size_measures_one_peer_every_two_minutes() ->
 async def test_an_answer_to_a_probe_is_bounded() -> None:
     async with server("b") as port:
         client = ControlClient(f"127.0.0.1:{port}")
-        assert len((await client.probe_path(2**32 - 1, 5.0)).payload) == 256 * 1024
+        assert len((await client.call(PROBE_PATH, PathProbeRequest(reply_bytes=2**32 - 1))).payload) == 256 * 1024
         await client.close()
 
 

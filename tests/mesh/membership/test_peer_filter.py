@@ -28,7 +28,8 @@ CABLES = [
         (("0123abcd",), True),
         ((OTHER.id,), True),
         (("gamma",), False),
-        (("0123",), False),
+        (("0123",), True),
+        (("012",), False),
         (("alpha",), False),
     ],
 )

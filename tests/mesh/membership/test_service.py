@@ -14,9 +14,11 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
+from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.mesh.membership.swim import Life, SwimState, Update
 from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_codec import peer_to_proto
+from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership import meshes
 from tests.mesh.membership.meshes import FAST, Peer, mesh, peer_info, until
@@ -122,14 +124,14 @@ async def test_a_suspicion_that_is_refuted_is_no_line_of_the_log(
 ) -> None:
     caplog.set_level(logging.DEBUG, "exo_mesh.mesh.membership")
     async with mesh("a", "b") as (a, b):
-        answer, hangs = type(b.handler).probe, asyncio.Event()
+        answer, hangs = b.membership.answer_probe, asyncio.Event()
 
-        async def probe(handler: Any, request: pb.ProbeRequest) -> pb.ProbeReply:
-            if handler is b.handler and not hangs.is_set():
+        async def probe(request: pb.ProbeRequest) -> pb.ProbeReply:
+            if not hangs.is_set():
                 await hangs.wait()
-            return await answer(handler, request)
+            return await answer(request)
 
-        monkeypatch.setattr(type(b.handler), "probe", probe)
+        monkeypatch.setattr(b.membership, "answer_probe", probe)
         monkeypatch.setattr(a.membership._roster.swim, "_timing", replace(FAST, suspicion_s=600.0))
         await until(lambda: any("is suspected" in line for line in caplog.messages))
         hangs.set()
@@ -153,19 +155,17 @@ async def test_a_killed_peer_whose_port_refuses_is_dead_without_a_suspicion(
 async def test_a_port_that_refuses_one_peer_alone_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a firewall that rejects: another peer reaches it."""
     async with mesh("a", "b", "c") as (a, b, c):
-        probe, is_refused = ControlClient.probe, ControlClient.is_refused
+        call, is_refused = ControlClient.call, ControlClient.is_refused
 
-        async def cut(
-            client: ControlClient, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool = False
-        ) -> pb.ProbeReply:
-            if request.from_peer == "a" and client.address == b.address:
+        async def cut(client: ControlClient, row: AnyRow, request: Any, timeout_s: float | None = None) -> Any:
+            if row is PROBE and request.from_peer == "a" and client.address == b.address:
                 raise TransportError("refused")
-            return await probe(client, request, timeout_s, by_call=by_call)
+            return await call(client, row, request, timeout_s)  # type: ignore[arg-type]
 
         async def refused(client: ControlClient, timeout_s: float) -> bool:
             return client.address == b.address or await is_refused(client, timeout_s)
 
-        monkeypatch.setattr(ControlClient, "probe", cut)
+        monkeypatch.setattr(ControlClient, "call", cut)
         monkeypatch.setattr(ControlClient, "is_refused", refused)
         await until(lambda: a.membership.peer("b").unanswered_since is not None)  # type: ignore[union-attr]
         rounds = c.membership.peer("b").last_heard  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.device import HopReading, Telemetry
+from exo_mesh.domain.device import MAX_HOPS, HopReading, Telemetry
 from exo_mesh.mesh.membership.records import Records
 from exo_mesh.mesh.membership.short_readings import ShortReadings
 from exo_mesh.wire import control_codec as codec
@@ -126,7 +126,7 @@ def test_hops_to_peers_that_are_gone_are_not_kept_and_no_more_than_a_reading_may
     flood = pb.Telemetry(peer_id="a" * 64, sequence=3, keeps_hops=True)
     flood.hops.extend(pb.HopReading(peer_id=f"new{number}") for number in range(10))
     held.take_reading(flood)
-    assert len(held.telemetry["a" * 64].hops) == codec.MAX_HOPS
+    assert len(held.telemetry["a" * 64].hops) == MAX_HOPS
 
 
 def report(peer: Peer, rtt_ms: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from exo_mesh.domain.addresses import Interface, LinkKind, valid_macs
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.errors import InputError
+from exo_mesh.errors import InputError, UnknownPeerError
 from exo_mesh.machine.wake_on_lan import magic_packet, own_macs, send_magic_packets, shared_networks
 from exo_mesh.mesh.membership import sleeping
 from exo_mesh.mesh.membership.known_peers import FILE_NAME, MAX_KNOWN, KnownPeers
@@ -87,13 +87,26 @@ async def test_a_sleeping_peer_is_woken_from_here_and_by_peers_of_its_network(
         known.met(replace(peer_info("c"), macs=(MAC,), addresses=("127.0.0.9:5000",)))
         monkeypatch.setattr("exo_mesh.machine.wake_on_lan._ipv4", lambda address: network.ip)
         found = await a.membership.sleeps.wake("name-c")
-        assert found is not None
         assert found.senders == ("name-a", "name-b")
         assert listener.recv(200) == b"\xff" * 6 + bytes.fromhex("020000000009") * 16
         here = await a.membership.sleeps.wake("name-b")
-        assert here is not None
         assert here.is_here
-        assert await a.membership.sleeps.wake("nobody") is None
+        with pytest.raises(UnknownPeerError, match=r'no peer is called "nobody"; known peers: "name-a"'):
+            await a.membership.sleeps.wake("nobody")
+
+
+async def test_a_sleeper_is_named_as_any_other_peer() -> None:
+    async with mesh("a") as (a,):
+        known = a.membership._roster.known
+        for peer_id, mac in (("01234567", MAC), ("01239999", "02:00:00:00:00:08")):
+            known.met(replace(peer_info(peer_id), name="studio", macs=(mac,)))
+        assert (await a.membership.sleeps.wake("name-a")).is_here
+        assert known.named("01234", a.membership.own).macs == (MAC,)
+        for text in ("studio", "0123"):
+            with pytest.raises(InputError, match=r"2 peers are called .* use an id \(01234567, 01239999\)"):
+                await a.membership.sleeps.wake(text)
+        known.met(replace(peer_info("01239999"), name="studio", macs=(MAC,)))
+        assert known.named("studio", a.membership.own).id == "01239999", "two nodes of one machine wake alike"
 
 
 async def test_who_cannot_be_woken_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +119,18 @@ async def test_who_cannot_be_woken_is_said_why(monkeypatch: pytest.MonkeyPatch) 
         known.met(replace(peer_info("d"), macs=(MAC,), addresses=("172.16.0.9:5000",)))
         with pytest.raises(InputError, match="no live peer shares a network with name-d"):
             await a.membership.sleeps.wake("d")
+
+
+async def test_a_bug_of_this_node_is_no_machine_that_cannot_be_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> int:
+        raise KeyError("a bug")
+
+    async with mesh("a", "b") as (a, _):
+        a.membership._roster.known.met(peer_info("z", macs=(MAC,)))
+        monkeypatch.setattr(a.membership.sleeps, "send_packets", broken)
+        monkeypatch.setattr(sleeping, "send_magic_packets", broken)
+        with pytest.raises(KeyError, match="a bug"):
+            await a.membership.sleeps.wake("name-z")
 
 
 def test_packets_go_only_into_networks_of_the_sleeper() -> None:
@@ -130,13 +155,13 @@ def test_known_peers_outlive_the_node_and_are_bounded(tmp_path: Path) -> None:
     known = KnownPeers()
     for number in range(MAX_KNOWN + 9):
         known.met(PeerInfo(f"peer-{number}", 1, f"p{number}", "0.1", 1, "default", ("10.0.0.9:5000",), macs=(MAC,)))
-    assert known.find("p0") is None
+    with pytest.raises(UnknownPeerError):
+        known.named("p0", peer_info("a"))
     known.fell_asleep("peer-20", 1_000_000.0)
     (tmp_path / FILE_NAME).write_text(known.text())
     again = KnownPeers()
     again.read(tmp_path / FILE_NAME)
-    found = again.find("p20")
-    assert found is not None
+    found = again.named("p20", peer_info("a"))
     assert (found.macs, found.addresses) == ((MAC,), ("10.0.0.9:5000",))
     assert [one.name for one in again.asleep] == ["p20"]
     again.met(PeerInfo("peer-20", 2, "p20", "0.1", 1, "default", ()))

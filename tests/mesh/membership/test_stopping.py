@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from exo_mesh.errors import StopPendingError, error_from_code
+from exo_mesh.errors import StopPendingError, UnknownPeerError, error_from_code
 from exo_mesh.mesh.membership.stopping import StopDesk
-from tests.mesh.membership.meshes import peer_info
+from tests.mesh.membership.meshes import Peer, peer_info
 
 
 def desk() -> StopDesk:
-    own = peer_info("a")
-    roster: Any = SimpleNamespace(own=own, peers={}, everybody=lambda: [own])
-    return StopDesk(roster)
+    return Peer(peer_info("a")).membership.stops
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -34,4 +29,5 @@ async def test_a_stop_is_accepted_again_and_during_a_restart() -> None:
     await stops.tell("a", restart=False)
     await stops.tell("a", restart=False)
     assert stops.asked.is_set() and not stops.wants_restart
-    assert await stops.tell("nobody", restart=False) == ""
+    with pytest.raises(UnknownPeerError):
+        await stops.tell("nobody", restart=False)

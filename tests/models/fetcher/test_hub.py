@@ -349,6 +349,13 @@ def test_one_quantisation_of_a_gguf_repository_is_fetched(
     assert [file.name for file in (tmp_path / "single").glob("*.gguf*")] == ["tiny-Q8_0.gguf"]
     answer = failed(child.resolve("org/gguf:Q4_K", tmp_path / "none"))
     assert answer.message.endswith('has no GGUF file of "Q4_K"; it has Q4_K_M, Q4_K_S, Q8_0'), answer
+    (directory / "Q4_K_M" / shards[1]).unlink()
+    hub.add("org/half", directory)
+    answer = failed(child.resolve("org/half:Q4_K_M", tmp_path / "none"))
+    assert (
+        "org/half:Q4_K_M has 1 of the 2 shards of Q4_K_M: choose another quantisation" in answer.message
+        and answer.is_final
+    )
 
 
 @pytest.mark.extended

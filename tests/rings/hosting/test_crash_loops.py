@@ -37,7 +37,7 @@ def spawned(node: Node) -> int:
 
 
 def codes(node: Node) -> list[str]:
-    return [reason["code"] for reason in node.observation.health()["reasons"]]
+    return [reason.code for reason in node.observation.health().reasons]
 
 
 async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tm
             await tokens(node, a_request("again"))
         assert spawned(node) == 3, "no fourth launch"
         await until(lambda: codes(node) == ["crash_loop"])
-        assert node.observation.health()["status"] == "degraded"
-        assert node._hosting.host.reserved_bytes == 0
+        assert node.observation.health().status == "degraded"
+        assert node._hosting.host.memory.reserved_bytes == 0
 
 
 @pytest.mark.extended
@@ -88,7 +88,7 @@ async def test_what_got_stuck_is_not_tried_again_after_a_restart(tmp_path: Path)
             with pytest.raises(QuarantinedError, match="got stuck here"):
                 await tokens(node, a_request())
             assert spawned(node) == 1 - attempt
-            assert (await node.model(MODEL)).instance_ids == ()
+            assert (await node.models.named(MODEL)).instance_ids == ()
 
 
 def sleeper() -> subprocess.Popen[bytes]:

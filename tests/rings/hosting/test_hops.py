@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, collect, instances, tokens, until
@@ -20,9 +20,9 @@ pytestmark = [
 ]
 
 
-async def placed(mesh: TwoWays) -> dict[str, Any]:
-    await mesh.near.create_instance(InstanceSpec(MODEL, min_peers=2))
-    await until(lambda: [one["state"] for one in instances(mesh.far)] == ["ready"])
+async def placed(mesh: TwoWays) -> InstanceReport:
+    await mesh.near.instances.create(InstanceSpec(MODEL, min_peers=2))
+    await until(lambda: [one.state for one in instances(mesh.far)] == ["ready"])
     await until(lambda: mesh.data.open_connections == 1)  # the hop from near to far, by way of the relay
     return instances(mesh.far)[0]
 

@@ -4,6 +4,7 @@ rests is opened to find out."""
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,8 +41,16 @@ def stage() -> Any:
     return Stage()
 
 
+def around(*, is_out_of_reach: bool, is_silent: bool = False) -> Any:
+    return SimpleNamespace(
+        hosts_of=lambda peer_id: ["10.0.0.2"],
+        is_out_of_reach=lambda peer_id: is_out_of_reach,
+        is_silent=lambda peer_id: is_silent,
+    )
+
+
 async def linked(stage: Any, *, out_of_reach: bool) -> Hops:
-    hops = Hops(lambda peer_id: ["10.0.0.2"], lambda peer_id: out_of_reach)
+    hops = Hops(around(is_out_of_reach=out_of_reach))
     await hops.link("demo-1", stage, "10.0.0.2:7000", "peer-b")
     return hops
 
@@ -75,7 +84,7 @@ async def test_a_hop_to_a_peer_that_answers_is_left_to_its_runner(stage: Any) ->
 
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_hop_that_rests_is_opened_while_its_peer_is_silent(stage: Any, silent: bool) -> None:
-    hops = Hops(lambda peer_id: ["10.0.0.2"], lambda peer_id: True, lambda peer_id: silent)
+    hops = Hops(around(is_out_of_reach=True, is_silent=silent))
     await hops.link("demo-1", stage, "10.0.0.2:7000", "peer-b")
     stage.beat, stage.opens = Heartbeat(linked=True, hop_rests=True), False
     for _ in range(LOST_LOOKS + 1):

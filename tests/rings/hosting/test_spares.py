@@ -25,12 +25,12 @@ async def test_a_lost_runner_is_replaced_by_the_spare_which_is_replaced_in_its_t
         pool = node._hosting.host._starter.spares
         await until(lambda: idle(pool))
         (first,) = idle(pool)
-        placed = await node.create_instance(InstanceSpec(MODEL))
-        assert placed["stages"][0]["pid"] == first
+        placed = await node.instances.create(InstanceSpec(MODEL))
+        assert placed.stages[0].pid == first
         await until(lambda: idle(pool))
         (second,) = idle(pool)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: [one["stages"][0]["pid"] for one in instances(node) if one["state"] == "ready"] == [second])
+        await until(lambda: [one.stages[0].pid for one in instances(node) if one.state == "ready"] == [second])
         assert len(await tokens(node, a_request())) == 12
         await until(lambda: len(runners()) == 2)
 
@@ -48,5 +48,5 @@ async def test_a_spare_that_dies_is_not_taken(tmp_path: Path, monkeypatch: pytes
 
 async def test_there_is_none_unless_it_was_asked_for(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))
+        await node.instances.create(InstanceSpec(MODEL))
         assert len(runners()) == 1 and not idle(node._hosting.host._starter.spares)

@@ -51,9 +51,9 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
                 if report.HasField("ready"):
                     break
             await asyncio.sleep(2)
-            assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
+            assert runners() and node._hosting.host.memory.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
-        assert node._hosting.host.reserved_bytes == 0
+        assert node._hosting.host.memory.reserved_bytes == 0
 
 
 @pytest.mark.extended
@@ -64,8 +64,8 @@ async def test_after_a_runner_ended_for_want_of_memory_the_next_plan_is_smaller(
         node._hosting.runner_history.guard.ended(before, 0, End.OOM, "was killed by SIGKILL", frames=1000)
         answer = await node._hosting.host.reserve(before, 0)
         assert not answer.granted and ENGINE_OVERHEAD_BYTES < answer.usable_bytes < reserved
-        instance = await node.create_instance(InstanceSpec(MODEL))
-        assert instance["state"] == "ready"
+        instance = await node.instances.create(InstanceSpec(MODEL))
+        assert instance.state == "ready"
         assert node._hosting.host.leases[0].stage.reserve_bytes <= answer.usable_bytes
 
 
@@ -91,7 +91,7 @@ async def test_a_lease_holds_however_long_its_files_are_fetched(tmp_path: Path) 
                     fetched.append(report.fetching.done)
                 if report.HasField("ready"):
                     break
-        assert fetched == list(range(10)) and not expired and host.reserved_bytes > 0
+        assert fetched == list(range(10)) and not expired and host.memory.reserved_bytes > 0
         await host.release(plan.instance_id, plan.ballot)
 
 
@@ -114,7 +114,7 @@ async def test_a_fetch_for_a_plan_that_was_released_ends(tmp_path: Path) -> None
             async with aclosing(host.commit(plan.instance_id, plan.ballot)) as reports:
                 async for _ in reports:
                     await host.release(plan.instance_id, plan.ballot)
-        assert ended == ["released-1"] and not runners() and host.reserved_bytes == 0
+        assert ended == ["released-1"] and not runners() and host.memory.reserved_bytes == 0
 
 
 async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp
         assert await become_ready(new, keep_kv_from=0) == pid
         assert (await host.reserve(wrong, 0)).granted
         await host.release(old.instance_id, wrong.ballot)
-        assert not runners() and host.reserved_bytes == 0, "nothing is reserved any more"
+        assert not runners() and host.memory.reserved_bytes == 0, "nothing is reserved any more"
 
 
 async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
 @pytest.mark.extended
 async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
 
         async def silent(instance_id: str, ballot: Ballot) -> None:
             await asyncio.sleep(60)
@@ -169,7 +169,7 @@ async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tm
 async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path: Path) -> None:
     """The members of the lost ring may take long to release it, and meanwhile the model is being placed again."""
     async with mesh(tmp_path, 1) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))
+        await node.instances.create(InstanceSpec(MODEL))
         key = RecordKey("instance", f"{MODEL}-1", node.node_id)
         release = node._hosting.host.release
 
@@ -187,7 +187,7 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
         keeper._lose(StageLostError("as the test wants"))
         await until(lambda: state_of(node, key) is InstanceState.FAILED)
         node._owning.owned_rings._recoverer.recover = recover  # type: ignore[method-assign]
-        assert (await node.create_instance(InstanceSpec(MODEL)))["ballot"][0] == 2
+        assert (await node.instances.create(InstanceSpec(MODEL))).ballot[0] == 2
         await until(lambda: not any(task.get_name().startswith("end ") for task in asyncio.all_tasks()))
         assert state_of(node, key) is InstanceState.READY and len(runners()) == 1
 
@@ -200,7 +200,7 @@ def state_of(node: Node, key: RecordKey) -> InstanceState | None:
 async def test_more_context_than_the_model_has_is_refused(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
         with pytest.raises(InputError, match="context_limit"):
-            await node.create_instance(InstanceSpec(MODEL, context_limit=10**9))
+            await node.instances.create(InstanceSpec(MODEL, context_limit=10**9))
         assert not instances(node)
 
 

@@ -52,7 +52,7 @@ async def test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_o
         assert ends(node) == ["stalled"] and (tmp_path / "marker").exists()
         assert got == await tokens(node, a_request("undisturbed", max_tokens=60))
         assert "in hangs" in caplog.text, "where it stood is in the log"
-        assert len(instances(node)) == 1 and not node.observation.health()["reasons"], "one stall is no loop"
+        assert len(instances(node)) == 1 and not node.observation.health().reasons, "one stall is no loop"
 
 
 @pytest.mark.slow

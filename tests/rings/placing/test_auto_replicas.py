@@ -49,7 +49,7 @@ async def load(node: Node, requests: int) -> AsyncIterator[None]:
 
 def ready(node: Node) -> dict[str, bool]:
     """Ready instances by id: whether the mesh placed them by itself."""
-    return {one["id"]: one["automatic"] for one in instances(node) if one["state"] == "ready"}
+    return {one.id: one.automatic for one in instances(node) if one.state == "ready"}
 
 
 def serving(node: Node) -> set[str]:
@@ -62,7 +62,7 @@ ON: dict[str, Any] = {"engine_options": SLOW, "max_batch_size": 1, "auto_replica
 @pytest.mark.extended
 async def test_one_more_instance_serves_the_queue_and_is_given_back_after_it(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, **ON) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL))
+        await nodes[0].instances.create(InstanceSpec(MODEL))
         async with load(nodes[0], 2):
             await until(lambda: ready(nodes[1]) == {f"{MODEL}-1": False, f"{MODEL}-2": True})
             await until(lambda: serving(nodes[0]) == {f"{MODEL}-1", f"{MODEL}-2"})
@@ -73,11 +73,11 @@ async def test_one_more_instance_serves_the_queue_and_is_given_back_after_it(tmp
 @pytest.mark.extended
 async def test_an_automatic_instance_stays_once_somebody_asks_for_it(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, **ON) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL))
+        await nodes[0].instances.create(InstanceSpec(MODEL))
         async with load(nodes[0], 2):
             await until(lambda: len(ready(nodes[0])) == 2)
-            made = await nodes[1].create_replicas(InstanceSpec(MODEL), 2)
-            assert {one["id"] for one in made} == {f"{MODEL}-1", f"{MODEL}-2"}
+            made = await nodes[1].instances.create_replicas(InstanceSpec(MODEL), 2)
+            assert {one.id for one in made} == {f"{MODEL}-1", f"{MODEL}-2"}
             owned = nodes[0]._owning.owned_rings
             await until(lambda: owned.unused.is_kept(f"{MODEL}-2"))
         follower = nodes[0]._owning.auto_replicas
@@ -90,17 +90,17 @@ async def test_a_peer_that_drains_gets_no_further_instance_and_no_request_while_
     tmp_path: Path,
 ) -> None:
     async with mesh(tmp_path, 2, **ON) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL))
-        nodes[1].drain(on=True)
+        await nodes[0].instances.create(InstanceSpec(MODEL))
+        nodes[1].peers.drain_here(on=True)
         await until(lambda: nodes[0].membership.telemetry[nodes[1].node_id].is_draining)
         async with load(nodes[0], 3):
             policies = nodes[0]._owning.auto_replicas
             assert policies is not None
             await until(lambda: any(one._not_before > 0 for one in policies._policies.values()))
             assert list(ready(nodes[0])) == [f"{MODEL}-1"]
-            nodes[1].drain(on=False)
+            nodes[1].peers.drain_here(on=False)
             await until(lambda: len(ready(nodes[0])) == 2)
-            nodes[1].drain(on=True)
+            nodes[1].peers.drain_here(on=True)
             await until(lambda: nodes[0].membership.telemetry[nodes[1].node_id].is_draining)
             await until(lambda: serving(nodes[0]) == {f"{MODEL}-1"})
 
@@ -108,7 +108,7 @@ async def test_a_peer_that_drains_gets_no_further_instance_and_no_request_while_
 @pytest.mark.extended
 async def test_no_instance_takes_more_than_half_of_the_free_memory_by_itself(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, usable_bytes=(8 * 10**9, 500 * 10**6), **ON) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL))
+        await nodes[0].instances.create(InstanceSpec(MODEL))
         async with load(nodes[0], 2):
             policies = nodes[0]._owning.auto_replicas
             assert policies is not None
@@ -119,15 +119,15 @@ async def test_no_instance_takes_more_than_half_of_the_free_memory_by_itself(tmp
 @pytest.mark.extended
 async def test_a_recovered_instance_is_still_automatic(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, **ON) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL))
+        await nodes[0].instances.create(InstanceSpec(MODEL))
         async with load(nodes[0], 3):
             await until(lambda: len(ready(nodes[0])) == 2)
-            (automatic,) = [one for one in instances(nodes[0]) if one["automatic"]]
-            os.kill(automatic["stages"][0]["pid"], signal.SIGKILL)
+            (automatic,) = [one for one in instances(nodes[0]) if one.automatic]
+            os.kill(automatic.stages[0].pid, signal.SIGKILL)
 
             def is_back() -> bool:
-                found = [one for one in instances(nodes[0]) if one["id"] == automatic["id"]]
-                return any(one["state"] == "ready" and one["ballot"] > automatic["ballot"] for one in found)
+                found = [one for one in instances(nodes[0]) if one.id == automatic.id]
+                return any(one.state == "ready" and one.ballot > automatic.ballot for one in found)
 
             await until(is_back)
-            assert ready(nodes[0])[automatic["id"]]
+            assert ready(nodes[0])[automatic.id]

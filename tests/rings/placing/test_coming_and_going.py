@@ -61,7 +61,7 @@ def test_the_time_that_is_left_counts_from_the_last_use() -> None:
 @pytest.mark.extended
 async def test_a_request_says_how_long_its_model_stays_whoever_owns_it(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         for node, name in zip(nodes[::-1], ("not the owner", "the owner"), strict=True):
             assert len(await tokens(node, replace(a_request(name), keep_alive_s=0.0))) == 12
             await until(lambda: not runners() and not any(map(instances, nodes)), 8)
@@ -71,7 +71,7 @@ async def test_a_request_says_how_long_its_model_stays_whoever_owns_it(tmp_path:
 @pytest.mark.extended
 async def test_an_idle_model_is_unloaded_and_the_next_request_loads_it_again(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, idle_unload=1) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         assert len(await tokens(nodes[1], a_request())) == 12
         await until(lambda: not runners() and not any(map(instances, nodes)), 8)
         assert len(await tokens(nodes[1], a_request("again"))) == 12
@@ -83,7 +83,7 @@ async def test_all_peers_that_preload_a_model_place_it_once_and_a_deletion_stand
 ) -> None:
     monkeypatch.setattr(preloading, "PRELOAD_SETTLE_S", 0.5)
     async with mesh(tmp_path, 2, preload=(MODEL, "nobody-has-this")) as nodes:
-        await until(lambda: all([one["state"] for one in instances(node)] == ["ready"] for node in nodes))
-        assert await nodes[1].delete_instance(instances(nodes[1])[0]["id"])
+        await until(lambda: all([one.state for one in instances(node)] == ["ready"] for node in nodes))
+        assert await nodes[1].instances.delete(instances(nodes[1])[0].id)
         with pytest.raises(TimeoutError):
             await until(runners, 2)

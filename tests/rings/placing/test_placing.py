@@ -13,6 +13,7 @@ import pytest
 from exo_mesh.api.errors import error_response
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.errors import InputError, PlacementError, UnknownModelError
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
@@ -33,29 +34,29 @@ from tests.support.nodes import (
 ALL_LAYERS = list(range(8))
 
 
-def layers_of(instance: dict[str, object]) -> list[int]:
-    stages = instance["stages"]
+def layers_of(instance: InstanceReport) -> list[int]:
+    stages = instance.stages
     assert isinstance(stages, list)
-    return [layer for stage in stages for layer in range(*stage["layers"])]
+    return [layer for stage in stages for layer in range(*stage.layers)]
 
 
 @pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.extended) for count in (1, 2)), 3])
 async def test_a_model_runs_on_as_many_nodes_as_asked_and_every_node_is_a_way_in(tmp_path: Path, count: int) -> None:
     async with mesh(tmp_path, count) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=count))
-        assert instance["state"] == "ready" and len(instance["stages"]) == count
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=count))
+        assert instance.state == "ready" and len(instance.stages) == count
         assert layers_of(instance) == ALL_LAYERS
         await until(lambda: all(instances(node) == [instance] for node in nodes))
         texts = [await tokens(node, a_request(f"r{index}")) for index, node in enumerate(nodes)]
         assert all(text == texts[0] and len(text) == 12 for text in texts)
-        assert len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1
+        assert len({node.observation.state().view.view_digest for node in nodes}) == 1
 
 
 async def test_the_first_request_places_the_model_on_the_fewest_nodes(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         await tokens(nodes[1], a_request())
         (instance,) = instances(nodes[1])
-        assert [stage["peer"] for stage in instance["stages"]] == [nodes[1].node_id]
+        assert [stage.peer for stage in instance.stages] == [nodes[1].node_id]
 
 
 async def test_nodes_find_each_other_by_broadcast(tmp_path: Path) -> None:
@@ -67,15 +68,15 @@ async def test_nodes_find_each_other_by_broadcast(tmp_path: Path) -> None:
 async def test_layers_follow_memory(tmp_path: Path) -> None:
     sizes = (3 * GB, GB)
     async with mesh(tmp_path, 2, usable_bytes=sizes) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        assert [stage["layers"] for stage in instance["stages"]] == [[0, 6], [6, 8]]
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        assert [stage.layers for stage in instance.stages] == [(0, 6), (6, 8)]
 
 
 async def test_two_nodes_that_place_at_once_get_one_instance(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         spec = InstanceSpec(MODEL, min_peers=2)
-        placed = await asyncio.gather(*(node.create_instance(spec) for node in nodes))
-        assert placed[0]["digest"] == placed[1]["digest"]
+        placed = await asyncio.gather(*(node.instances.create(spec) for node in nodes))
+        assert placed[0].digest == placed[1].digest
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))
         assert await tokens(nodes[0], a_request("a")) == await tokens(nodes[1], a_request("b"))
 
@@ -89,21 +90,21 @@ async def test_requests_that_come_at_once_share_one_placement(tmp_path: Path) ->
 async def test_asking_again_for_what_there_is_changes_nothing(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
         spec = InstanceSpec(MODEL)
-        assert await node.create_instance(spec) == await node.create_instance(spec)
+        assert await node.instances.create(spec) == await node.instances.create(spec)
 
 
 async def test_a_wish_that_no_instance_fulfils_makes_a_replica(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        small = await nodes[0].create_instance(InstanceSpec(MODEL))
-        wide = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        assert (small["id"], wide["id"]) == ("exo-mesh-demo-1", "exo-mesh-demo-2")
-        assert len(wide["stages"]) == 2
+        small = await nodes[0].instances.create(InstanceSpec(MODEL))
+        wide = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        assert (small.id, wide.id) == ("exo-mesh-demo-1", "exo-mesh-demo-2")
+        assert len(wide.stages) == 2
 
 
 async def test_too_little_memory_is_refused_with_the_numbers(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, usable_bytes=(100_000_000, 50_000_000)) as nodes:
         with pytest.raises(PlacementError) as refused:
-            await nodes[0].create_instance(InstanceSpec(MODEL))
+            await nodes[0].instances.create(InstanceSpec(MODEL))
         text = str(refused.value)
         assert "needs" in text and "100 MB" in text and "50 MB" in text and "Free at least" in text
         assert not instances(nodes[0])
@@ -112,14 +113,14 @@ async def test_too_little_memory_is_refused_with_the_numbers(tmp_path: Path) -> 
 async def test_what_no_set_of_peers_can_ever_hold_is_the_callers_fault(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, max_memory_bytes=100_000_000) as (node,):
         with pytest.raises(PlacementError) as refused:
-            await node.create_instance(InstanceSpec(MODEL))
+            await node.instances.create(InstanceSpec(MODEL))
         assert refused.value.code == "no_placement" and error_response(refused.value).status == 400
         assert refused.value.details["need_bytes"] and refused.value.details["have"]
 
 
 async def test_what_would_fit_if_memory_were_free_is_refused_for_now(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, usable_bytes=(100_000_000,)) as (node,):
-        for attempt in (node.create_instance, node.preview_instance):
+        for attempt in (node.instances.create, node.instances.preview):
             with pytest.raises(PlacementError) as refused:
                 await attempt(InstanceSpec(MODEL))
             assert refused.value.code == "memory_pressure"
@@ -134,10 +135,10 @@ def hold_figures(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node, Node], asyn
 
     def hold(node: Node, silent: Node) -> asyncio.Event:
         records = node.membership._roster.records
-        take, arrived = records.take_telemetry, asyncio.Event()
+        take, arrived = records.take_reading, asyncio.Event()
         heard = lambda one: take(one) if one.peer_id != silent.node_id or arrived.is_set() else 0  # noqa: E731
-        monkeypatch.setattr(records, "take_telemetry", heard)
-        del records.telemetry[silent.node_id]
+        monkeypatch.setattr(records, "take_reading", heard)
+        del records.readings[silent.node_id]
         return arrived
 
     return hold
@@ -151,15 +152,15 @@ async def test_figures_that_are_still_on_their_way_are_waited_for(
         arrived = hold_figures(nodes[0], nodes[1])
         monkeypatch.setattr("exo_mesh.rings.placing.placer.FIGURES_S", 0.3)
         with pytest.raises(PlacementError) as refused:
-            await nodes[0].create_instance(InstanceSpec(MODEL))
+            await nodes[0].instances.create(InstanceSpec(MODEL))
         assert refused.value.code == "pending" and "n1" in str(refused.value)
         assert error_response(refused.value).status == 503
         monkeypatch.setattr("exo_mesh.rings.placing.placer.FIGURES_S", 15.0)
-        placing = asyncio.create_task(nodes[0].create_instance(InstanceSpec(MODEL)))
+        placing = asyncio.create_task(nodes[0].instances.create(InstanceSpec(MODEL)))
         await asyncio.wait([placing], timeout=0.5)
         assert not placing.done()
         arrived.set()
-        assert [stage["peer"] for stage in (await placing)["stages"]] == [nodes[1].node_id]
+        assert [stage.peer for stage in (await placing).stages] == [nodes[1].node_id]
 
 
 @pytest.mark.extended
@@ -169,14 +170,14 @@ async def test_pins_wait_for_the_figures_of_their_peers_and_pins_that_are_wrong_
     async with mesh(tmp_path, 2) as nodes:
         own, other = (node.node_id for node in nodes)
         with pytest.raises(InputError):
-            await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin(own, 0, 3), Pin(other, 4, 8))))
+            await nodes[0].instances.create(InstanceSpec(MODEL, pins=(Pin(own, 0, 3), Pin(other, 4, 8))))
         arrived = hold_figures(nodes[0], nodes[1])
         spec = InstanceSpec(MODEL, pins=(Pin(own, 0, 3), Pin(other, 3, 8)))
-        placing = asyncio.create_task(nodes[0].create_instance(spec))
+        placing = asyncio.create_task(nodes[0].instances.create(spec))
         await asyncio.wait([placing], timeout=0.5)
         assert not placing.done()
         arrived.set()
-        assert [stage["peer"] for stage in (await placing)["stages"]] == [own, other]
+        assert [stage.peer for stage in (await placing).stages] == [own, other]
 
 
 async def test_a_peer_that_was_here_a_moment_ago_may_come_back(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ async def test_a_peer_that_was_here_a_moment_ago_may_come_back(tmp_path: Path) -
         await nodes[1].stop()
         await until(lambda: not nodes[0].membership.peers)
         with pytest.raises(PlacementError) as refused:
-            await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+            await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         assert refused.value.code == "pending" and "n1" in str(refused.value)
 
 
@@ -203,8 +204,8 @@ async def test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_t
         held = {own: nodes[0].membership.telemetry[own]}
         machines[0].usable_bytes = 0
         await until(lambda: nodes[0]._hosting.host.usable_bytes() == 0)
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL))
-        assert held and [stage["peer"] for stage in instance["stages"]] == [nodes[1].node_id]
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL))
+        assert held and [stage.peer for stage in instance.stages] == [nodes[1].node_id]
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))
 
@@ -213,29 +214,29 @@ async def test_reserved_memory_is_counted_once_and_comes_back(tmp_path: Path) ->
     async with mesh(tmp_path, 1, max_memory_bytes=GB) as (node,):
         usable = node.membership.telemetry[node.node_id].usable_bytes
         assert usable == GB
-        instance = await node.create_instance(InstanceSpec(MODEL))
-        reserved = instance["stages"][0]["reserve_bytes"]
+        instance = await node.instances.create(InstanceSpec(MODEL))
+        reserved = instance.stages[0].reserve_bytes
         assert reserved > ENGINE_OVERHEAD_BYTES
         assert node.membership.telemetry[node.node_id].usable_bytes == GB - reserved
-        assert await node.delete_instance(instance["id"])
+        assert await node.instances.delete(instance.id)
         assert node.membership.telemetry[node.node_id].usable_bytes == GB
 
 
 async def test_an_instance_can_be_deleted_through_any_node(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: instances(nodes[1]))
-        assert await nodes[1].delete_instance(instance["id"])
+        assert await nodes[1].instances.delete(instance.id)
         await until(lambda: not instances(nodes[0]) and not instances(nodes[1]))
-        assert not await nodes[1].delete_instance(instance["id"])
+        assert not await nodes[1].instances.delete(instance.id)
         assert len(await tokens(nodes[1], a_request())) == 12, "and placed again by the next request"
 
 
 async def test_an_instance_can_be_deleted_while_it_loads(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, engine_options={"load_ms": "30000"}) as (node,):
-        placing = asyncio.create_task(node.create_instance(InstanceSpec(MODEL)))
+        placing = asyncio.create_task(node.instances.create(InstanceSpec(MODEL)))
         await until(lambda: instances(node))
-        assert await node.delete_instance("exo-mesh-demo-1")
+        assert await node.instances.delete("exo-mesh-demo-1")
         with pytest.raises(Exception, match="deleted while it was being placed"):
             await placing
         assert not instances(node)
@@ -254,7 +255,7 @@ async def test_callers_that_wait_for_an_instance_whose_weights_are_replaced_get_
         (before,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
         await nodes[finder]._owning.instances.place_again(MODEL, only_ready=False)
         placed, joined = await asyncio.gather(placing, joining)
-        assert len(placed["stages"]) == 2 and placed["id"] == joined["id"]
+        assert len(placed.stages) == 2 and placed.id == joined.id
         (after,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
         assert after > before
         assert len(await tokens(nodes[1], a_request())) == 12
@@ -264,10 +265,10 @@ async def test_callers_that_wait_for_an_instance_whose_weights_are_replaced_get_
 @pytest.mark.parametrize("asked", [0, 1])
 async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path: Path, asked: int) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "800"}) as nodes:
-        placing = [asyncio.create_task(node.create_instance(InstanceSpec(MODEL))) for node in nodes]
+        placing = [asyncio.create_task(node.instances.create(InstanceSpec(MODEL))) for node in nodes]
         seen = nodes[asked].membership.view
         await until(lambda: len({owner for owner, _ in seen.records_of_instances()}) == 2)
-        assert await nodes[asked].delete_instance("exo-mesh-demo-1")
+        assert await nodes[asked].instances.delete("exo-mesh-demo-1")
         await asyncio.gather(*placing, return_exceptions=True)
         await until(lambda: not any(node.membership.view.records_of_instances() for node in nodes) and not runners())
 
@@ -275,23 +276,23 @@ async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path
 async def test_an_unknown_model_is_refused_with_near_names(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         with pytest.raises(UnknownModelError, match="exo-mesh-demo"):
-            await nodes[0].create_instance(InstanceSpec("exo-mesh-dem"))
+            await nodes[0].instances.create(InstanceSpec("exo-mesh-dem"))
 
 
 async def test_what_a_node_says_of_models(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        (entry,) = nodes[0].models()
+        (entry,) = nodes[0].models.all()
         assert entry.name == MODEL and set(entry.peers) == {node.node_id for node in nodes}
-        assert entry == await nodes[0].model(MODEL)
-        assert (await nodes[0].text_files(MODEL) / "tokenizer.json").is_file()
-        assert await nodes[0].context_limit(MODEL) == 2048
+        assert entry == await nodes[0].models.named(MODEL)
+        assert (await nodes[0].models.text_files(MODEL) / "tokenizer.json").is_file()
+        assert await nodes[0].instances.context_limit(MODEL) == 2048
 
 
 @pytest.mark.extended
 async def test_a_node_stops_within_seconds_even_while_loading(tmp_path: Path) -> None:
     node = make_node(tmp_path, "n", Machine(), engine_options={"load_ms": "60000"})
     await node.start()
-    placing = asyncio.create_task(node.create_instance(InstanceSpec(MODEL)))
+    placing = asyncio.create_task(node.instances.create(InstanceSpec(MODEL)))
     await until(lambda: instances(node))
     begin = time.monotonic()
     await node.stop()
@@ -304,7 +305,7 @@ async def test_the_log_says_who_got_which_layers_and_how_each_request_ended(
 ) -> None:
     caplog.set_level("INFO")
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         await tokens(nodes[0], a_request())
         await until(lambda: caplog.text.count("is ready: loaded in") == 2)
     said = "\n".join(caplog.messages)

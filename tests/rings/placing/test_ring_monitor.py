@@ -72,7 +72,7 @@ class Stage:
 
 
 class Ring:
-    """Finds the stages, as Members does."""
+    """Finds the stages, as Members does, and knows whether the ring is used, as RingUse does."""
 
     own_id = "x"
 
@@ -81,6 +81,10 @@ class Ring:
         self.other_owner = False
         self.alive = {"a", "b"}
         self.silent: set[str] = set()
+        self.calm = False
+
+    def is_calm(self, instance_id: str) -> bool:
+        return self.calm
 
     def member(self, peer_id: str) -> Any:
         return self.stages[peer_id]
@@ -127,7 +131,7 @@ async def monitor(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(ring_monitor, "REATTACH_S", 0.5)
     monkeypatch.setattr(ring_monitor, "REATTACH_PAUSE_S", 0.01)
     members: Any = ring
-    monitor = RingMonitor(PLAN, members, tell_nobody, RunnerLimits())
+    monitor = RingMonitor(PLAN, members, members, tell_nobody, RunnerLimits())
     monitor.watch()
     await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
     yield monitor
@@ -138,7 +142,7 @@ async def quiet(ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatc
     """Let the ring be calm for long enough."""
     monkeypatch.setattr(ring_monitor, "QUIET_AFTER_S", 0.05)
     monkeypatch.setattr(ring_monitor, "CALM_JUDGE_EVERY_S", 0.02)
-    monitor.is_calm = lambda: True
+    ring.calm = True
     await until(lambda: all(stage.quiet == [False, True] for stage in ring.stages.values()))
 
 
@@ -146,7 +150,7 @@ async def test_reports_of_a_calm_ring_are_read_quietly_until_it_is_used(
     ring: Ring, monitor: RingMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await quiet(ring, monitor, monkeypatch)
-    monitor.is_calm = lambda: False
+    ring.calm = False
     await until(lambda: all(stage.quiet == [False, True, False] for stage in ring.stages.values()))
     await until(lambda: [stage.num_open for stage in ring.stages.values()] == [1, 1])
     assert not monitor.lost.done() and not monitor._broken
@@ -179,7 +183,7 @@ async def test_a_stage_that_goes_while_its_reports_change_their_connection_is_lo
     await quiet(ring, monitor, monkeypatch)
     ring.stages["b"].runs = False
     ring.stages["b"].held.release(PLAN.instance_id, PLAN.ballot)
-    monitor.is_calm = lambda: False
+    ring.calm = False
     assert "not in force" in str(await monitor.lost)
 
 
@@ -192,12 +196,11 @@ async def test_a_calm_ring_that_is_no_longer_watched_has_no_stream(
 
 
 async def test_a_ring_adopted_in_part_is_taken_back_whole(ring: Ring, monitor: RingMonitor) -> None:
-    told: list[Ballot] = []
-    monitor.on_taken_back = lambda: told.append(monitor.ballot)
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("a")
     await until(lambda: ring.stages["a"].streams == 2)
-    assert told == [monitor.ballot] and monitor.ballot.proposer == "x" and monitor.ballot > Ballot(7, "a")
+    assert await monitor.lost_or_taken_back() is None
+    assert monitor.ballot.proposer == "x" and monitor.ballot > Ballot(7, "a")
     assert ring.ballots() == [monitor.ballot] * 2, "both stages are fenced against the adopter"
     assert ring.stages["b"].streams == 1 and not monitor.lost.done(), "a stream that is well is left alone"
 
@@ -261,7 +264,13 @@ class FetchingStage(Stage):
         self.script = script
 
     async def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None = None,
+        wiring: RankWiring | None = None,
+        *,
+        quiet: bool = False,
     ) -> AsyncIterator[pb.StageStatus]:
         for status in self.script:
             yield status
@@ -278,7 +287,7 @@ async def test_a_ring_is_being_fetched_until_each_stage_has_its_files(ring: Ring
     ring.stages["a"] = FetchingStage(0, fetching(5, 10), fetching(10, 10), loading)
     ring.stages["b"] = FetchingStage(1, loading)
     members: Any = ring
-    monitor = RingMonitor(PLAN, members, lambda *progress: told.append(progress), RunnerLimits())
+    monitor = RingMonitor(PLAN, members, members, lambda *progress: told.append(progress), RunnerLimits())
     monitor.watch()
     await until(lambda: ("loading", 2, 8) in told)
     assert [one for one in told if one[0] == "fetching"] == [("fetching", 5, 10), ("fetching", 10, 10)]
@@ -289,7 +298,7 @@ async def test_a_fetch_that_fails_says_what_to_do(ring: Ring) -> None:
     failed = pb.StageFailed(code="fetch_failed", message="no room", remedy="make room", final=True)
     ring.stages["b"] = FetchingStage(1, fetching(0, 10), pb.StageStatus(failed=failed))
     members: Any = ring
-    monitor = RingMonitor(PLAN, members, tell_nobody, RunnerLimits())
+    monitor = RingMonitor(PLAN, members, members, tell_nobody, RunnerLimits())
     with pytest.raises(FetchError, match="no room") as caught:
         await monitor.bring_up()
     assert (caught.value.remedy, caught.value.is_final) == ("make room", True)
@@ -304,7 +313,7 @@ async def test_whoever_waits_has_patience_as_long_as_bytes_come(ring: Ring, monk
     monkeypatch.setattr(ring_monitor, "FETCH_SILENCE_S", 0.2)
     ring.stages["a"] = FetchingStage(0, fetching(5, 10))
     members: Any = ring
-    monitor = RingMonitor(PLAN, members, tell_nobody, limits)
+    monitor = RingMonitor(PLAN, members, members, tell_nobody, limits)
     began = clock()
     with pytest.raises(DeadlineError):
         await monitor.bring_up()

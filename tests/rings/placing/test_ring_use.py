@@ -24,8 +24,7 @@ class Here:
         self.running: dict[str, int] = {}
         members: Any = SimpleNamespace(is_idle_here=lambda instance_id: self.is_idle_here)
         membership: Any = self
-        self.use = RingUse(membership, members)
-        self.use.own_requests = lambda: self.running
+        self.use = RingUse(membership, members, lambda: self.running)
         self.changed = SimpleNamespace(beat=lambda: None)
 
     @property

@@ -48,15 +48,15 @@ async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_th
     pressed: tuple[list[Node], list[Machine]],
 ) -> None:
     nodes, machines = pressed
-    await nodes[0].create_instance(InstanceSpec(MODEL))
+    await nodes[0].instances.create(InstanceSpec(MODEL))
     machines[0].usable_bytes = FULL
     asked = await one_running_and_one_waiting(nodes[0])
     answers = await asyncio.gather(*(tokens(node, a_request(f"new{n}")) for n, node in enumerate(nodes)))
     assert len(answers[0]) == 12 and answers[0] == answers[1], "at either entry peer"
-    rings = {one["id"]: [stage["peer"] for stage in one["stages"]] for one in instances(nodes[1])}
+    rings = {one.id: [stage.peer for stage in one.stages] for one in instances(nodes[1])}
     assert rings == {f"{MODEL}-1": [nodes[0].node_id], f"{MODEL}-2": [nodes[1].node_id]}
     assert [len(text) for text in await asyncio.gather(*asked)] == [250, 250], "what was accepted is served"
-    await until(lambda: [one["id"] for one in instances(nodes[1])] == [f"{MODEL}-2"])
+    await until(lambda: [one.id for one in instances(nodes[1])] == [f"{MODEL}-2"])
 
 
 @pytest.mark.extended
@@ -64,7 +64,7 @@ async def test_where_nobody_has_room_the_refusal_names_peer_numbers_and_remedy(
     pressed: tuple[list[Node], list[Machine]],
 ) -> None:
     nodes, machines = pressed
-    await nodes[0].create_instance(InstanceSpec(MODEL))
+    await nodes[0].instances.create(InstanceSpec(MODEL))
     machines[0].usable_bytes = machines[1].usable_bytes = FULL
     asked = await one_running_and_one_waiting(nodes[0])
     with pytest.raises(MemoryPressureError) as refused:

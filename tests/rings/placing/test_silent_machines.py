@@ -169,8 +169,8 @@ def test_a_request_that_waits_for_the_ring_of_a_dead_owner_starts_the_recovery(c
         stopped, left = world.nodes[0], world.nodes[-1]
         instance_id = next(iter(stopped.owned_rings.monitors))
         for node in world.others(stopped):
-            node.owned_rings.use.own_requests = dict
-        left.owned_rings.use.own_requests = lambda: {instance_id: running}
+            node.running = {}
+        left.running = {instance_id: running}
         await asyncio.sleep(3.0)
         loop.stop_process(stopped.process.name)
         await world.after(lambda: world.is_dead(stopped))

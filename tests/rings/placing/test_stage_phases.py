@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from exo_mesh.cli.tables import ring_line
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.rings.placing.spec import InstanceSpec
-from exo_mesh.rings.placing.stage_phases import LoadPhase, StagePhase, of_rank, of_stage, with_phases
+from exo_mesh.rings.placing.stage_phases import LoadPhase, StagePhase, note_phases, of_rank, of_stage
 from tests.support.nodes import MODEL, mesh
+from tests.support.reports import report_of
 
 
 @pytest.mark.parametrize(
@@ -41,12 +43,14 @@ def test_a_tensor_group_is_as_far_as_its_last_rank() -> None:
 def test_of_an_instance_of_another_peer_only_downloads_are_known() -> None:
     download = {"state": "ongoing", "done_bytes": 1, "total_bytes": 4}
     stages = [{"peer": "a", "layers": [0, 6], "downloads": [download]}, {"peer": "b", "layers": [6, 12]}]
-    instance: dict[str, Any] = {"id": "m-1", "state": "loading", "stages": stages}
-    (shown,) = with_phases([instance], lambda instance_id: ())
-    assert [stage["phase"] for stage in shown["stages"]] == ["downloading", "loading"]
-    assert ring_line(shown, {"a": "alpha"}) == "alpha 0-5 (downloading 25 %) → b 6-11 (loading)"
-    (ready,) = with_phases([{**instance, "state": "ready"}], lambda instance_id: ())
-    assert ring_line(ready, {"a": "alpha"}) == "alpha 0-5 → b 6-11"
+    for state, phases, line in (
+        ("loading", ["downloading", "loading"], "alpha 0-5 (downloading 25 %) → b 6-11 (loading)"),
+        ("ready", ["ready", "ready"], "alpha 0-5 → b 6-11"),
+    ):
+        shown = report_of(InstanceReport, id="m-1", state=state, stages=stages)
+        note_phases(shown, lambda instance_id: ())
+        assert [stage.phase for stage in shown.stages] == phases
+        assert ring_line(msgspec.to_builtins(shown), {"a": "alpha"}) == line
 
 
 async def test_the_stages_of_an_instance_go_through_their_phases_in_order(tmp_path: Path) -> None:
@@ -54,12 +58,12 @@ async def test_the_stages_of_an_instance_go_through_their_phases_in_order(tmp_pa
         seen: list[list[str]] = [[], []]
 
         def look() -> None:
-            for instance in one.observation.state()["view"]["instances"]:
-                for phases, stage in zip(seen, instance["stages"], strict=True):
-                    if phases[-1:] != [stage["phase"]]:
-                        phases.append(stage["phase"])
+            for instance in one.observation.state().view.instances:
+                for phases, stage in zip(seen, instance.stages, strict=True):
+                    if phases[-1:] != [stage.phase]:
+                        phases.append(stage.phase)
 
-        placing = asyncio.ensure_future(one.create_instance(InstanceSpec(MODEL, min_peers=2)))
+        placing = asyncio.ensure_future(one.instances.create(InstanceSpec(MODEL, min_peers=2)))
         while not placing.done():
             look()
             await asyncio.wait([placing], timeout=0.005)
@@ -68,4 +72,4 @@ async def test_the_stages_of_an_instance_go_through_their_phases_in_order(tmp_pa
         for phases in seen:
             assert phases[0] == "planned" and phases[-1] == "ready"
             assert phases == sorted(phases, key=order.index)
-        assert [stage["progress"] for stage in placing.result()["stages"]] == ["ready", "ready"]
+        assert [stage.progress for stage in placing.result().stages] == ["ready", "ready"]

@@ -20,6 +20,7 @@ from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PendingPlacementError, PlacementError
@@ -39,9 +40,9 @@ async def alone(tmp_path: Path) -> list[int]:
         return await tokens(node, a_request())
 
 
-def shape(instance: dict[str, Any]) -> list[int]:
+def shape(instance: InstanceReport) -> list[int]:
     """How many peers each stage is."""
-    return [len(stage["group"]["peers"]) if "group" in stage else 1 for stage in instance["stages"]]
+    return [len(stage.peers) for stage in instance.stages]
 
 
 def rank_runners(nodes: list[Node]) -> list[Any]:
@@ -52,29 +53,29 @@ def rank_runners(nodes: list[Node]) -> list[Any]:
 async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 2) as nodes:
-        instance = await nodes[0].create_instance(PAIR)
-        assert shape(instance) == [2] and instance["reason"] == ""
+        instance = await nodes[0].instances.create(PAIR)
+        assert shape(instance) == [2] and instance.reason == ""
         assert await tokens(nodes[1], a_request()) == expected
         assert len(runners()) == 2
         shown = [node.observation.memory(whole_mesh=False)["stages"][0]["group"] for node in nodes]
         assert sorted(one["rank"] for one in shown) == [0, 1] and {one["ranks"] for one in shown} == {2}
         assert {one["kv_heads"] for one in shown} == {None}, "the dummy engine has no heads"
-        assert (await nodes[1].create_instance(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
-        assert await nodes[1].delete_instance(instance["id"])
+        assert (await nodes[1].instances.create(PAIR)).digest == instance.digest, "it suits whoever asks for one"
+        assert await nodes[1].instances.delete(instance.id)
         await until(lambda: not runners())
-        await until(lambda: all(node._hosting.host.reserved_bytes == 0 for node in nodes))
+        await until(lambda: all(node._hosting.host.memory.reserved_bytes == 0 for node in nodes))
 
 
 @pytest.mark.extended
 async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 3) as nodes:
-        first = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3, tensor_group=2, group_backend="ring"))
+        first = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=3, tensor_group=2, group_backend="ring"))
         assert shape(first) == [2, 1]
         assert await tokens(nodes[2], a_request()) == expected
-        await nodes[0].delete_instance(first["id"])
+        await nodes[0].instances.delete(first.id)
         pins = (Pin("n2", 0, 3), Pin("n0", 3, 8, group=("n0", "n1"), group_backend="ring"))
-        second = await nodes[1].create_instance(InstanceSpec(MODEL, pins=pins))
+        second = await nodes[1].instances.create(InstanceSpec(MODEL, pins=pins))
         assert shape(second) == [1, 2]
         assert await tokens(nodes[0], a_request()) == expected
 
@@ -83,7 +84,7 @@ async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: 
 async def test_a_rank_that_is_killed_while_serving_ends_the_group_and_the_request_goes_on(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "50"}) as nodes:
-        await nodes[0].create_instance(PAIR)
+        await nodes[0].instances.create(PAIR)
         before = rank_runners(nodes)
         victim = before[1] if before[1]._start.rank.rank == 1 else before[0]
         asking = asyncio.create_task(tokens(nodes[0], a_request()))
@@ -96,13 +97,13 @@ async def test_a_rank_that_is_killed_while_serving_ends_the_group_and_the_reques
 @pytest.mark.extended
 async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and_says_why(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"fail_group": "1"}) as nodes:
-        instance = await nodes[0].create_instance(PAIR)
+        instance = await nodes[0].instances.create(PAIR)
         assert shape(instance) == [1, 1]
-        assert "failed to become a tensor group 2 times" in instance["reason"]
-        assert "compute wrong results, as the option fail_group demands" in instance["reason"]
-        assert instance["ballot"][0] == 3, "two groups were tried, each by a ballot of its own"
-        assert (await nodes[0].create_instance(PAIR))["digest"] == instance["digest"], "nobody tries again at once"
-        await until(lambda: any(i["state"] == "ready" and i["reason"] for i in instances(nodes[1])))
+        assert "failed to become a tensor group 2 times" in instance.reason
+        assert "compute wrong results, as the option fail_group demands" in instance.reason
+        assert instance.ballot[0] == 3, "two groups were tried, each by a ballot of its own"
+        assert (await nodes[0].instances.create(PAIR)).digest == instance.digest, "nobody tries again at once"
+        await until(lambda: any(i.state == "ready" and i.reason for i in instances(nodes[1])))
         assert len(runners()) == 2
 
 
@@ -117,11 +118,11 @@ async def test_a_second_group_over_a_cable_is_refused_once_its_queue_pairs_are_t
     """Before any process is started, with the device and the numbers: MLX would find it out while the ranks meet."""
     async with mesh(tmp_path, 2, engine_options={"reduce_ms": "0.01"}) as nodes:
         cable(nodes, max_queue_pairs=1)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
         pair = InstanceSpec(MODEL, tensor_group=2, group_backend="jaccl")
-        assert shape(await nodes[0].create_instance(pair)) == [2]
+        assert shape(await nodes[0].instances.create(pair)) == [2]
         with pytest.raises(PlacementError, match=r"rdma_en\d of \w+ has 0 queue pairs left and this group needs 1"):
-            await nodes[1].preview_instance(pair)
+            await nodes[1].instances.preview(pair)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +134,15 @@ async def test_what_a_group_measures_decides_whether_it_stays_one(
     """A layer is said to take 1 ms: two all-reduces of 10 us are worth half of it, two of 50 ms are not."""
     async with mesh(tmp_path, 2, engine_options={"reduce_ms": reduce_ms}) as nodes:
         cable(nodes)
-        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
-        instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: all(any(c.up for c in node.observation.topology().cables) for node in nodes))
+        instance = await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         assert shape(instance) == ([2] if is_group else [1, 1])
-        assert ("better as stages" in instance["reason"]) is not is_group
-        shown = await nodes[0].preview_instances(InstanceSpec(MODEL))
+        assert ("better as stages" in instance.reason) is not is_group
+        shown = await nodes[0].instances.previews(InstanceSpec(MODEL))
         (entry,) = [one for one in shown if one["width"] == 2]
         assert ("better as a group" if is_group else "better as stages") in entry["note"]
         assert len(await tokens(nodes[1], a_request())) == 12
-        forced = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
+        forced = await nodes[0].instances.create(InstanceSpec(MODEL, tensor_group=2))
         assert shape(forced) == [2], "who insists gets it"
 
 
@@ -160,24 +161,24 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
         limits = HostLimits(RunnerLimits(first_message_s=2.5), command=(str(runner),))
         monkeypatch.setattr(nodes[1]._hosting.host._starter, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        instance = await nodes[0].create_instance(PAIR)
-        assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance["reason"]
+        instance = await nodes[0].instances.create(PAIR)
+        assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance.reason
         assert len(await tokens(nodes[0], a_request())) == 12
         assert len(runners()) == 2
 
 
 async def test_a_preview_of_a_group_can_be_sent_back(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        shown = await nodes[0].preview_instances(PAIR)
+        shown = await nodes[0].instances.previews(PAIR)
         (entry,) = [one for one in shown if "refused" not in one]
         (stage,) = entry["stages"]
         assert entry["width"] == 2 and len(stage["group"]["peers"]) == 2
         parts = stage["weights_bytes"] + stage["kv_bytes"] + stage["overhead_bytes"]
         assert parts == stage["reserve_bytes"] == stage["usable_bytes"] - stage["headroom_bytes"]
         wish = instance_spec(decode_body(json.dumps(entry["request"]).encode(), InstanceBody))
-        instance = await nodes[1].create_instance(wish)
-        assert shape(instance) == [2] and instance["stages"][0]["reserve_bytes"] == stage["reserve_bytes"]
-        plain = await nodes[0].preview_instances(InstanceSpec(MODEL))
+        instance = await nodes[1].instances.create(wish)
+        assert shape(instance) == [2] and instance.stages[0].reserve_bytes == stage["reserve_bytes"]
+        plain = await nodes[0].instances.previews(InstanceSpec(MODEL))
         assert all("group" not in stage for one in plain for stage in one.get("stages", ()))
 
 
@@ -198,7 +199,7 @@ async def test_each_attempt_of_a_group_has_ports_of_its_own(tmp_path: Path) -> N
 async def test_an_owner_that_stops_leaves_its_group_to_its_ranks(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3) as nodes:
         others = tuple(node.node_id for node in nodes[1:])
-        await nodes[0].create_instance(InstanceSpec(MODEL, groups=(others,), group_backend="ring"))
+        await nodes[0].instances.create(InstanceSpec(MODEL, groups=(others,), group_backend="ring"))
         await until(
             lambda: all(node._owning.instances.of_model(MODEL) for node in nodes[1:])
         )  # they know that it is ready
@@ -223,18 +224,18 @@ async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) 
 async def test_a_group_without_rdma_meets_over_tcp_and_says_so_once(tmp_path: Path, backend: Any) -> None:
     async with mesh(tmp_path, 2) as nodes:
         wish = InstanceSpec(MODEL, tensor_group=2, group_backend=backend)
-        instance = await nodes[0].create_instance(wish)
-        assert [stage["group"]["backend"] for stage in instance["stages"]] == ["ring"]
-        assert instance["reason"].count("over TCP") == 1 and "macOS 26.2" in instance["reason"]
-        assert (await nodes[0].create_instance(wish))["digest"] == instance["digest"]
-        shown = await nodes[0].preview_instance(wish)
-        assert shown["note"] == instance["reason"]
+        instance = await nodes[0].instances.create(wish)
+        assert [stage.group.backend for stage in instance.stages] == ["ring"]
+        assert instance.reason.count("over TCP") == 1 and "macOS 26.2" in instance.reason
+        assert (await nodes[0].instances.create(wish)).digest == instance.digest
+        shown = await nodes[0].instances.preview(wish)
+        assert shown["note"] == instance.reason
 
 
 async def test_a_group_that_cannot_be_is_refused_and_says_what_would_help(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part"):
-            await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=3, group_backend="ring"))
+            await nodes[0].instances.create(InstanceSpec(MODEL, tensor_group=3, group_backend="ring"))
 
 
 async def test_a_group_waits_for_a_peer_that_is_gone_but_for_none_that_is_kept_out(tmp_path: Path) -> None:
@@ -244,11 +245,11 @@ async def test_a_group_waits_for_a_peer_that_is_gone_but_for_none_that_is_kept_o
         await crash(nodes[2])
         await until(lambda: [peer.id for peer in nodes[0].membership.gone] == [gone.id])
         with pytest.raises(PlacementError, match=f"with {gone.name} .not reachable now") as refused:
-            await nodes[0].create_instance(wish)
+            await nodes[0].instances.create(wish)
         assert refused.value.code == PendingPlacementError.code
         nodes[0].membership._roster.note_refusal(gone.name, "another secret", peer_id=gone.id)
         with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part") as refused:
-            await nodes[0].create_instance(wish)
+            await nodes[0].instances.create(wish)
         assert refused.value.code == PlacementError.code and "reachable" not in str(refused.value)
 
 

@@ -19,7 +19,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ring_monitor, "REATTACH_S", 0.5)
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         got: list[int] = []
         request = asyncio.create_task(collect(nodes[0], "r", 2000, got))
         await until(lambda: len(got) > 3)
@@ -38,7 +38,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))
         more = len(got)
         await until(lambda: len(got) > more + 3)
-        assert await nodes[0].cancel("r")
+        assert await nodes[0].requests.cancel("r")
         await asyncio.gather(request, return_exceptions=True)
 
 
@@ -48,8 +48,8 @@ async def test_who_was_refused_and_why_is_in_the_topology_of_both_sides(tmp_path
         stranger = make_node(tmp_path / "s", "stranger", Machine(), bootstrap_peers=address, namespace="office")
         await stranger.start()
         try:
-            await until(lambda: node.observation.topology()["refused"] and stranger.observation.topology()["refused"])
-            assert "namespace 5cc3f828 is not 37a8eec1" in node.observation.topology()["refused"][0]
+            await until(lambda: node.observation.topology().refused and stranger.observation.topology().refused)
+            assert "namespace 5cc3f828 is not 37a8eec1" in node.observation.topology().refused[0]
             assert node.membership.peers == [] and stranger.membership.peers == []
         finally:
             await stranger.stop()
@@ -63,10 +63,10 @@ async def test_a_peer_that_was_refused_and_then_joins_is_not_told_of_any_more(tm
             await other.start()
             try:
                 if namespace == "office":
-                    await until(lambda: node.observation.health()["reasons"])
+                    await until(lambda: node.observation.health().reasons)
                 else:
                     await until(lambda: node.membership.peers)
-                    assert node.observation.topology()["refused"] == [] and node.observation.health()["status"] == "ok"
-                    assert node.observation.health()["reasons"] == []
+                    assert node.observation.topology().refused == [] and node.observation.health().status == "ok"
+                    assert node.observation.health().reasons == []
             finally:
                 await other.stop()

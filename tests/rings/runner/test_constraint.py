@@ -237,6 +237,12 @@ def test_a_waiting_request_holds_no_compiled_grammar() -> None:
     assert all(json.loads(text_of(answers)) for answers in waiting)
 
 
+def test_a_grammar_without_the_required_beginning_is_refused_by_name() -> None:
+    answers = HeldRing().ask(asked(grammar=GrammarSpec("lark", 'start: "no"'), begins_with="yes"))
+    assert answers.error == "invalid_request"
+    assert answers.messages[-1].error_message == "no allowed token continues the required beginning of the output"
+
+
 def test_a_grammar_that_failed_is_not_compiled_again_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     import llguidance
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from exo_mesh.rings.runner import step_mode
 from exo_mesh.rings.runner import worker as worker_module
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.engine_thread import EngineThread
-from exo_mesh.rings.runner.inbox import Ended, Submit
+from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
@@ -155,9 +155,7 @@ def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int) -> None:
         events = await asyncio.gather(*(caller.collect() for caller in callers))
         loops.append(threading.get_ident())
         await _removed(ring)
-        for worker in ring:
-            worker.inbox.put_nowait(Ended())
-        await asyncio.gather(*running)
+        await _end(running)
         await ring[-1].close()
         return [ids(one) for one in events]
 
@@ -194,14 +192,20 @@ def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, mon
             while thread.apart:
                 await asyncio.sleep(0)
         await _removed(ring)
-        for worker in ring:
-            worker.inbox.put_nowait(Ended())
-        await asyncio.gather(*running)
+        await _end(running)
         return ids(events)
 
     main_thread = threading.get_ident()
     assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.FREE_STEPS, num_stages)
     assert not thread.apart
+
+
+async def _end(running: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel workers, which none has ended by itself."""
+    for task in running:
+        assert not task.done()
+        task.cancel()
+    await asyncio.wait(running)
 
 
 async def _removed(ring: list[Worker]) -> None:
@@ -261,8 +265,7 @@ def test_a_stage_parts_where_chunks_take_long_to_compute_and_to_send(monkeypatch
         async with asyncio.timeout(5):
             while len(sent) < 4:
                 await asyncio.sleep(0.01)
-        worker.inbox.put_nowait(Ended())
-        await running
+        await _end([running])
 
     thread.run(main())
     assert sent == [1, 2, 3, 4]

@@ -19,11 +19,13 @@ from exo_mesh.rings.runner.pictures.store import KEEP_S, MAX_WAITING_BYTES, Pict
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 from exo_mesh.rings.runner.stage import Stage
+from exo_mesh.wire.calls import PUT_IMAGE
+from exo_mesh.wire.channels import method_of
 from exo_mesh.wire.codec import FrameAssembler, encode_frame
-from exo_mesh.wire.image_codec import spec_to_proto, specs_from_proto
+from exo_mesh.wire.driver_codec import PICTURE, specs_from_proto
+from exo_mesh.wire.gate import handlers_of
 from exo_mesh.wire.image_upload import PIECE_BYTES, UploadedCall, pieces_of
 from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import driver_pb2_grpc
 from tests.rings.runner.test_change_of_plan import CountingEngine, LosingRing
 from tests.rings.runner.test_stage_and_driver import BALLOT, Caller, Ring, expected, ids, request
 
@@ -176,7 +178,7 @@ def test_images_have_other_contents_than_their_placeholders_and_each_other() -> 
 
 def test_an_image_survives_the_wire() -> None:
     specs = tuple(one.spec for one in TWO)
-    assert specs_from_proto([spec_to_proto(spec) for spec in specs]) == specs
+    assert specs_from_proto([PICTURE.write(spec) for spec in specs]) == specs
     with pytest.raises(ValueError, match="pixels"):
         specs_from_proto([pb.Image(start=1, num_tokens=1, rows=1, columns=1, height=1 << 20, width=1 << 20,
                                    mean=MEAN, std=STD, digest="0" * 64)])  # fmt: skip
@@ -255,17 +257,17 @@ async def test_an_upload_is_checked_over_a_real_connection() -> None:
     server = grpc.aio.server()
     service = DriverService.__new__(DriverService)
     service._pictures = PictureStore()
-    driver_pb2_grpc.add_DriverServicer_to_server(service, server)
+    server.add_generic_rpc_handlers(handlers_of(service.answers()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     large = picture(4, side=1300)
     wrong = [pb.ImagePiece(digest=large.spec.digest, num_bytes=3, pixels=b"abc")]
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = driver_pb2_grpc.DriverStub(channel)
-            await stub.PutImage(pieces_of(large))
+            put_image = method_of(channel, PUT_IMAGE)
+            await put_image(pieces_of(large))
             with pytest.raises(grpc.aio.AioRpcError, match="not the 3 that were announced"):
-                await stub.PutImage(iter(wrong))
+                await put_image(iter(wrong))
     finally:
         await server.stop(None)
     assert service._pictures.pictures((large.spec,))[0].pixels == large.pixels
@@ -273,12 +275,11 @@ async def test_an_upload_is_checked_over_a_real_connection() -> None:
 
 async def test_a_driver_of_an_older_version_refuses_images_with_the_reason() -> None:
     server = grpc.aio.server()
-    driver_pb2_grpc.add_DriverServicer_to_server(driver_pb2_grpc.DriverServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = UploadedCall(driver_pb2_grpc.DriverStub(channel), pb.GenerateRequest(), TWO)
+            call = UploadedCall(channel, pb.GenerateRequest(), TWO)
             with pytest.raises(PeerVersionError, match="takes no images"):
                 await call.read()
     finally:

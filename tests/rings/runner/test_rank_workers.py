@@ -21,7 +21,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.rings.runner.driver import Driver
-from exo_mesh.rings.runner.inbox import Cancel, Reassure, Submit
+from exo_mesh.rings.runner.inbox import Cancel, Submit
 from exo_mesh.rings.runner.ranks import RankLinks
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.rings.runner.stage import Stage
@@ -141,7 +141,6 @@ async def group() -> AsyncIterator[Group]:
         await end.up()
     links = RankLinks(hello(), SIZE, None)
     links.link_to([f"127.0.0.1:{end.port}" for end in ends])
-    leader.status_of_others = lambda: links.status
 
     async def hand_out(frame: Frame) -> None:
         await links.hand_out(frame)
@@ -153,7 +152,7 @@ async def group() -> AsyncIterator[Group]:
         raise AssertionError("the only stage of a ring sends to nobody, and a rank that follows never does")
 
     dialling = asyncio.create_task(links.run())
-    made.tasks = [asyncio.create_task(leader.run(send, hand_out))]
+    made.tasks = [asyncio.create_task(leader.run(send, hand_out, lambda: links.status))]
     made.tasks += [asyncio.create_task(worker.run(send)) for worker in followers]
     try:
         yield made
@@ -226,19 +225,3 @@ async def test_a_cancelled_request_is_removed_from_every_rank_and_others_go_on()
     for engine in ranks.engines:
         assert engine.calls == ranks.engines[0].calls
         assert [name for name, _ in engine.calls].count("remove") == 2
-
-
-async def test_a_shutdown_ends_the_work_of_every_rank() -> None:
-    async with group() as ranks:
-        caller = ranks.submit("r", [1], 50_000)
-        async with asyncio.timeout(20):
-            caller.messages.append(await caller.mailbox.next())
-        driver = ranks.workers[0].driver
-        assert driver is not None
-        driver.shut_down()
-        ranks.workers[0].inbox.put_nowait(Reassure())  # any item makes the worker send what the driver has started
-        await caller.collect()
-        async with asyncio.timeout(5):
-            await asyncio.gather(*ranks.tasks)
-    assert caller.error == "cancelled"
-    assert [engine.sequences() for engine in ranks.engines] == [[]] * SIZE

@@ -95,7 +95,6 @@ class Ring:
         self.engines = [TinyEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
         self.stages = [Stage(engine, i) for i, engine in enumerate(self.engines)]
         self.sent: deque[Frame] = deque()
-        self.shut_down = 0
         self.driver = Driver(BALLOT, SchedulerLimits(num_stages, **limits), self.sent.append)
 
     def lap(self) -> None:
@@ -103,7 +102,6 @@ class Ring:
         for stage in self.stages:
             result = stage.process(frame)
             frame, logits, hidden = result.frame, result.logits, result.hidden
-            self.shut_down += result.shutdown
         self.driver.returned(frame, logits, hidden)
         self.driver.callers.deliver()
 
@@ -396,15 +394,6 @@ async def test_a_full_queue_refuses_with_a_typed_error() -> None:
     ring.run()
     for caller in callers[:2]:
         assert ids(await caller.collect()) == expected([1], 8, 1)
-
-
-async def test_shutting_down_ends_requests_and_reaches_every_stage() -> None:
-    ring, caller = Ring(3), Caller()
-    ring.driver.submit(request("r", [1, 2]), caller.mailbox)
-    ring.driver.shut_down()
-    ring.run()
-    await caller.collect()
-    assert caller.error == "cancelled" and ring.shut_down == 3
 
 
 async def test_a_traced_request_ends_with_its_laps_and_others_do_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.rings.runner.scheduling.turns import TurnClock
+from exo_mesh.rings.runner.scheduling.queue import TurnClock
 
 
 def test_a_place_is_worth_what_the_turns_before_it_took() -> None:

@@ -111,8 +111,7 @@ async def test_a_second_request_waits_with_its_place_until_the_first_has_ended()
 
 async def test_an_instance_is_idle_some_time_after_its_last_request() -> None:
     now, engine, uses = 0.0, Words(["a"] * 3), list[float]()
-    driver = WholeDriver(PLAN, engine, 10, lambda: now)
-    driver.rest.on_use = lambda: uses.append(now)
+    driver = WholeDriver(PLAN, engine, 10, lambda: uses.append(now), lambda: now)
     now = IDLE_AFTER_S
     assert driver.rest.is_idle
     await collect(driver, request())

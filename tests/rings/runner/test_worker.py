@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,11 @@ class BrokenEngine(TinyEngine):
         raise RuntimeError("no more room")
 
 
-def worker_of(engine: TinyEngine) -> Worker:
+def worker_of(engine: TinyEngine, **options: Any) -> Worker:
     """The first stage of two, as after a load."""
     stages = tuple(StagePlan(f"p{i}", "tiny", Shard("m", i, i + 1, 2), 0) for i in range(2))
     plan = Plan("i", BALLOT, "m", "digest", stages, 512, PlanInputs((), "memory", 1))
-    worker = Worker(StageSetup(plan, 0, Path(), {}, 8))
+    worker = Worker(StageSetup(plan, 0, Path(), {}, 8), **options)
     worker.engine, worker._stage = engine, Stage(engine, 0)
     worker._budget = KvBudget(engine, 0, plan.kv_tokens)
     return worker
@@ -90,8 +91,8 @@ def test_an_idle_ring_with_a_tensor_group_sends_frames_as_often_as_one_in_use() 
 
 
 def test_only_a_stage_that_keeps_something_asks_an_idle_ring_for_a_frame() -> None:
-    worker, asked = worker_of(TinyEngine(True, False)), list[str]()
-    worker.on_shortage = lambda: asked.append("lap")
+    asked: list[str] = []
+    worker = worker_of(TinyEngine(True, False), on_shortage=lambda: asked.append("lap"))
     worker.rest._used_at -= IDLE_AFTER_S
     worker.press(1, 0)
     assert not asked

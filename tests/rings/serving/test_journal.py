@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -85,12 +86,11 @@ def test_a_closed_request_is_history() -> None:
     assert (len(journal), outcome.request_id, outcome.output_tokens, outcome.duration_s) == (0, "r", 1, 2.0)
 
 
-def test_cancelling_tells_whoever_is_waiting() -> None:
+async def test_a_cancel_ends_what_a_request_waits_for() -> None:
     journal = Journal()
     entry = journal.open(request(), "m", 0.0)
-    told: list[str] = []
-    entry.on_cancel = lambda: told.append("stop")
-    assert journal.cancel("r") and told == ["stop"] and entry.cancelled
+    work = entry.wait.work = asyncio.get_running_loop().create_future()
+    assert journal.cancel("r") and work.cancelled() and entry.cancelled
 
 
 @pytest.mark.parametrize("key_id", ["", "0a1b2c3d"])

@@ -12,9 +12,13 @@ import pytest
 
 from exo_mesh.errors import InputError, TransportError, UnknownAnswerError
 from exo_mesh.mesh.membership.peers import Peer
+from exo_mesh.rings.serving import calls
+from exo_mesh.rings.serving.calls import MAX_CHAIN_BYTES, PART_BYTES
 from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptAnswers, owner_of
-from exo_mesh.rings.serving.kept_desk import MAX_CHAIN_BYTES, PART_BYTES, KeptDesk
+from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
+from tests.support.neighbours import Neighbours
 
 HASH = "0123456789abcdef01234567"
 
@@ -111,21 +115,21 @@ def test_an_id_names_its_owner_or_nobody() -> None:
 
 @dataclass
 class Wire:
-    """A peer's client that calls the desk of another node in this process."""
+    """A peer's client that calls another node in this process."""
 
-    desk: KeptDesk
+    answers: dict[AnyRow, Any]
     calls: list[str] = field(default_factory=list)
     broken: TransportError | None = None
 
-    async def read_kept(self, request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+    async def stream(self, row: AnyRow, request: Any, *, quiet: bool = False) -> AsyncGenerator[Any, None]:
         self.calls.append(request.id)
         if self.broken:
             raise self.broken
-        async for part in self.desk.answer_read(request):
+        async for part in self.answers[row].function(request):
             yield pb.KeptPart.FromString(part.SerializeToString())
 
-    async def delete_kept(self, request: pb.DeleteKeptRequest) -> bool:
-        return self.desk.answer_delete(request).found
+    async def call(self, row: AnyRow, request: Any, timeout_s: float | None = None) -> Any:
+        return await self.answers[row].function(request, "")
 
 
 @dataclass
@@ -140,9 +144,11 @@ class Nodes:
     def of(cls, count: int) -> Nodes:
         made = cls()
         for own in range(count):
-            desk = KeptDesk(f"n{own:07d}-long", lambda own=own: made.peers(own), KeptAnswers(60, TestClock()))  # type: ignore[misc]
-            made.desks.append(desk)
-            made.wires.append(Wire(desk))
+            node_id, kept, nothing = f"n{own:07d}-long", KeptAnswers(60, TestClock()), cast(Any, None)
+            answers = calls.answers(node_id, nothing, nothing, kept)
+            mesh: Any = Neighbours(node_id, answers, lambda own=own: made.peers(own))  # type: ignore[misc]
+            made.desks.append(KeptDesk(mesh, kept))
+            made.wires.append(Wire({answer.row: answer for answer in answers}))
         return made
 
     def peers(self, own: int) -> list[Peer]:
@@ -194,12 +200,12 @@ async def test_a_peer_that_is_silent_holds_up_nobody() -> None:
     nodes = Nodes.of(3)
     never = asyncio.Event()
 
-    async def silent(request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+    async def silent(row: AnyRow, request: Any, *, quiet: bool = False) -> AsyncGenerator[pb.KeptPart, None]:
         await never.wait()
         yield pb.KeptPart()
 
     nodes.desks[2].keep(answer(f"resp_{HASH}"))
-    nodes.wires[1].read_kept = silent  # type: ignore[method-assign]
+    nodes.wires[1].stream = silent  # type: ignore[method-assign]
     assert await asyncio.wait_for(nodes.desks[0].read("", f"resp_{HASH}"), 5) is not None
 
 
@@ -222,12 +228,12 @@ async def test_a_peer_that_sends_a_ring_of_answers_is_stopped(monkeypatch: pytes
 async def test_a_peer_that_sends_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes.of(2)
 
-    async def endless(request: pb.ReadKeptRequest) -> AsyncGenerator[pb.KeptPart, None]:
+    async def endless(row: AnyRow, request: Any, *, quiet: bool = False) -> AsyncGenerator[pb.KeptPart, None]:
         part = pb.KeptPart(id=request.id, data=bytes(PART_BYTES))
         while True:
             yield part
 
-    monkeypatch.setattr(nodes.wires[0], "read_kept", endless)
+    monkeypatch.setattr(nodes.wires[0], "stream", endless)
     with pytest.raises(TransportError, match="more than"):
         await nodes.desks[1].read("", nodes.name(0))
     assert MAX_CHAIN_BYTES > PART_BYTES

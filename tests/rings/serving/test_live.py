@@ -18,8 +18,8 @@ from exo_mesh.domain.request import (
     TokenLogprob,
 )
 from exo_mesh.errors import CancelledRequestError, InputError, OverloadError, StageLostError
+from exo_mesh.rings.serving.calls import events_from_proto, events_to_proto
 from exo_mesh.rings.serving.live import LiveChoice, LiveStreams
-from exo_mesh.rings.serving.stream_codec import events_from_proto, events_to_proto
 from exo_mesh.rings.serving.streams import StreamCard, StreamViewer, hash_of_secret
 
 ADMIN = StreamViewer(None)

@@ -382,12 +382,11 @@ async def test_a_cancelled_request_ends_while_its_driver_is_silent() -> None:
     while not entry.emitted:
         await asyncio.sleep(0)
     entry.cancelled = True
-    assert entry.on_cancel is not None
-    entry.on_cancel()
+    entry.wait.interrupt(entry.end_error)
     async with asyncio.timeout(10):
         error = (await following)[2]
     assert isinstance(error, CancelledRequestError) and rings.calls[0].closed
-    assert entry.on_cancel is None
+    assert (entry.wait.work, entry.wait.call) == (None, None)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])

@@ -15,7 +15,7 @@ from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp_path: Path) -> None:
     slow = {"cost_ms": "20"}
     async with mesh(tmp_path, 1, engine_options=slow, response_timeout=1) as (node,):
-        await node.create_instance(InstanceSpec(MODEL))  # first: loading it does not count
+        await node.instances.create(InstanceSpec(MODEL))  # first: loading it does not count
         start = await tokens(node, a_request("short", 2))
         got = await tokens(node, a_request("long", 1500))
         assert 2 < len(got) < 1500 and got[:2] == start
@@ -31,4 +31,4 @@ async def test_without_a_token_it_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError, match="within the 1 s"):
             await tokens(node, a_request())
         assert node.observation.recent_requests(1)[0]["outcome"] == DeadlineError.code
-        assert node.observation.queue()["entered"] == 0
+        assert node.observation.queue().entered == 0

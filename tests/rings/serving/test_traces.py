@@ -26,9 +26,8 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
 
 
 def test_requests_that_share_a_trace_id_as_those_of_one_agent_do_are_all_kept() -> None:
-    store = TraceStore()
     ended: list[str] = []
-    store.on_end = lambda trace: ended.append(trace.request_id)
+    store = TraceStore(on_end=lambda trace: ended.append(trace.request_id))
     for number in range(3):
         trace = store.open(replace(a_request(f"r{number}"), trace_id="t"), "m", 3, 0.0)
         store.end(trace, "stop", 1.0)
@@ -66,8 +65,8 @@ def test_a_lap_becomes_spans_that_add_up_to_it() -> None:
 
 async def test_a_request_over_two_peers_can_be_seen_hop_by_hop(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "1"}, open_admin=True) as nodes:
-        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await until(lambda: [one["state"] for one in nodes[1].observation.state()["view"]["instances"]] == ["ready"])
+        await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [one.state for one in nodes[1].observation.state().view.instances] == ["ready"])
         await tokens(nodes[1], a_request("plain"))
         await tokens(nodes[1], replace(a_request("traced"), trace_id="ab" * 16))
         assert [trace["request_id"] for trace in nodes[1].inspection.traces()] == ["traced"]

@@ -53,18 +53,18 @@ def begin_to_say_it() -> None:
     )
     from exo_mesh.wire.control_client import ControlClient
 
-    start, call, items = Membership.start, ControlClient._call, ControlClient._items
+    start, call, stream = Membership.start, ControlClient.call, ControlClient.stream
 
     def start_with_a_wish(self: Any, own: Any) -> None:
         start(self, own)
         self._roster.records.write("wish", "w-1", ForeignInfo(b""), self._roster.clock())
 
     Membership.start = start_with_a_wish  # type: ignore[method-assign]
-    ControlClient._call = lambda self, method, request, timeout_s: call(  # type: ignore[method-assign]
-        self, method, with_field(request, HINT), timeout_s
+    ControlClient.call = lambda self, row, request, timeout_s=None: call(  # type: ignore[method-assign, assignment]
+        self, row, with_field(request, HINT), timeout_s
     )
-    ControlClient._items = lambda self, method, request, timeout_s: items(  # type: ignore[method-assign]
-        self, method, with_field(request, HINT), timeout_s
+    ControlClient.stream = lambda self, row, request, **options: stream(  # type: ignore[method-assign, assignment]
+        self, row, with_field(request, HINT), **options
     )
 
 

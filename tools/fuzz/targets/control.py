@@ -58,7 +58,7 @@ def prepared(directory: Path, seed: int, numbers: Sequence[int]) -> Iterator[dic
 
 def ids_of(rig: Rig) -> tuple[str, str]:
     """Returns the ids of both nodes."""
-    return str(rig.ready[0]["node_id"]), str(rig.ready[1]["node_id"])
+    return rig.nodes[0].id, rig.nodes[1].id
 
 
 def effective(rig: Rig) -> Mapping[str, Any]:

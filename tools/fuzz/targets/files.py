@@ -98,7 +98,7 @@ async def _ask(port: int, data: bytes) -> str:
 
 async def _attack_fetcher(rig: Rig, seed: int, count: int) -> Counter[str]:
     """Attacks a real fetcher; everything must stay below `models`."""
-    root = rig.homes[0].parent / "fetching"
+    root = Path(rig.nodes[0].ready["home"]).parent / "fetching"
     liar = Liar(seed, true_files(root / "truth"), root)
     await liar.start()
     canary = root / "canary"

@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 from exo_mesh.security.local_token import read_token
 from tools.fuzz.calls import many
@@ -88,7 +89,7 @@ def is_complete(data: bytes) -> bool:
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
     """Sends the requests. A truncated request has no answer until the node's deadline: it is dropped after
     INCOMPLETE_S."""
-    token = read_token(rig.homes[0])
+    token = read_token(Path(rig.nodes[0].ready["home"]))
 
     async def one(number: int) -> str:
         data = request_bytes(rng, number, token)

@@ -112,7 +112,7 @@ def _num_wrong(rig: Rig, number: int) -> int:
     """Counts the bytes on the nodes' disks that differ from the right ones; bytes that are not there count as right."""
     truth = rig.directory / "truth" / f"m{number}"
     wrong = 0
-    for home in rig.homes:
+    for home in (Path(node.ready["home"]) for node in rig.nodes):
         for file in home.rglob("*.safetensors*"):
             if f"m{number}" in str(file.parent) and (truth / file.name.removesuffix(".part")).exists():
                 wrong += _differences(file, truth / file.name.removesuffix(".part"))

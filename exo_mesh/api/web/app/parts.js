@@ -12,9 +12,10 @@ export function Bar({ share, label, level = "ok" }) {
 
 /** The memory of a peer: used by models, otherwise used, and free. */
 export function MemoryBar({ peer }) {
-  const total = peer.total_bytes || 1, used = Math.max(0, Math.min(1, 1 - peer.usable_bytes / total));
+  if (!peer.total_bytes) return html`<${Bar} share=${0} label=${t("mesh.memoryUnknown")} />`;
+  const total = peer.total_bytes, used = Math.max(0, Math.min(1, 1 - peer.usable_bytes / total));
   const models = Math.min(used, peer.reserved_bytes / total);
-  const label = `${t("mesh.memoryUsed", { share: percent(peer.total_bytes ? used : 0) })}, ${t("mesh.memoryModels", { bytes: bytes(peer.reserved_bytes) })}`;
+  const label = `${t("mesh.memoryUsed", { share: percent(used) })}, ${t("mesh.memoryModels", { bytes: bytes(peer.reserved_bytes) })}`;
   return html`<svg class="meter memory level-${used > 0.9 ? "failed" : used > 0.75 ? "degraded" : "ok"}" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${label}>
     <rect class="track" width="100" height="6" /><rect class="other" width=${100 * used} height="6" /><rect class="fill" width=${100 * models} height="6" /></svg>`;
 }

@@ -23,7 +23,7 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
       <span class="quiet">${t(`level.${level}`)}</span>
       <button type="button" class="small" aria-expanded=${isOpen ? "true" : "false"} onClick=${toggle}>${t(isOpen ? "mesh.less" : "mesh.more")}<span class="hidden"> ${peer.name}</span></button></header>
     <${MemoryBar} peer=${peer} />
-    <p class="quiet">${t("mesh.memory", { free: bytes(peer.usable_bytes), total: bytes(peer.total_bytes), held: bytes(peer.reserved_bytes) })}</p>
+    <p class="quiet">${!peer.total_bytes ? t("mesh.memoryUnknown") : t("mesh.memory", { free: bytes(peer.usable_bytes), total: bytes(peer.total_bytes), held: bytes(peer.reserved_bytes) })}</p>
     <dl>
       ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).join(", ")}</dd>`)}
       <dt>${t("mesh.load")}</dt><dd>${number(peer.load, 2)}${peer.devices?.[0]?.cores ? ` / ${t("mesh.cores", { n: peer.devices[0].cores })}` : ""}</dd>

@@ -88,7 +88,7 @@ function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, l
   const lines = isLost ? [] : [`${stage?.engine ?? peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`, figuresOf(peer, isNarrow || isGrouped)].filter(Boolean);
   const shown = layers || (isGrouped ? rank : "–");
   // The label begins with the visible text in its order, so that users of voice control can say what they see.
-  const label = `${shown} ${held} ${name} ${lines.join(" ")}, ${isLost ? "" : `${t("ring.free", { bytes: bytes(peer.usable_bytes) })}, `}${t(`level.${level}`)}`;
+  const label = `${shown} ${held} ${name} ${lines.join(" ")}, ${isLost ? "" : `${peer.total_bytes ? t("ring.free", { bytes: bytes(peer.usable_bytes) }) : t("mesh.memoryUnknown")}, `}${t(`level.${level}`)}`;
   const pressed = (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(peer.id); }
     if (event.key === "Escape") point("");

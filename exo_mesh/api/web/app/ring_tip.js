@@ -12,7 +12,7 @@ export function RingTip({ live, id, place }) {
   const side = place.x < 0.4 ? "left" : place.x > 0.6 ? "right" : "middle";
   return html`<div class="tip tip-${side} ${place.y > 0.5 ? "tip-above" : ""}" role="status" style=${{ left: `${100 * place.x}%`, top: `${100 * place.y}%` }}>
     <strong>${peer?.name ?? health?.name ?? id}</strong> <span class="quiet">${t(`level.${levelOf(live.health, id)}`)}</span>
-    ${peer && html`<p>${t("mesh.memoryUsed", { share: percent(usedOf(peer)) })}, ${t("ring.free", { bytes: bytes(peer.usable_bytes) })}</p><p>${figuresOf(peer)}</p>`}
+    ${peer && html`<p>${peer.total_bytes ? `${t("mesh.memoryUsed", { share: percent(usedOf(peer)) })}, ${t("ring.free", { bytes: bytes(peer.usable_bytes) })}` : t("mesh.memoryUnknown")}</p><p>${figuresOf(peer)}</p>`}
     ${reasons.map((reason) => html`<p class="level-${reason.level}"><b>${reason.message}</b> ${reason.remedy}</p>`)}
   </div>`;
 }

@@ -96,7 +96,7 @@ _NOT_HERE = {"num_ctx": "the context is set when a model is placed: exo-mesh pre
 
 
 def read_knob(name: str, text: str) -> tuple[str, Any]:
-    """(field of the request, parsed value or None for `default`). Raises InputError that says what is allowed."""
+    """(field of the request, parsed value or None for `default`). Raises InputError with the allowed values."""
     if hint := _NOT_HERE.get(name):
         raise InputError(f"{name} cannot be set here: {hint}", param=name)
     knob = KNOBS.get(OTHER_NAMES.get(name, name))

@@ -40,7 +40,7 @@ class MarkdownWriter:
             self._drawn_at = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Shows below the answer what it waits for, until the next piece."""
+        """Shows below the answer why it pauses, until the next piece."""
         self._note = text
         self._draw()
 

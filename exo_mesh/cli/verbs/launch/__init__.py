@@ -138,7 +138,7 @@ def _clean_up(root: Path, client: ApiClient) -> None:
 
 
 def _tell(agent: Agent, client: ApiClient, model: LaunchModel) -> None:
-    """Say what is going to happen, and warn about a context that is too small."""
+    """Announce the next steps, and warn about a context that is too small."""
     state = "" if model.is_loaded else "; it loads with the first request"
     say(
         f"{agent.title} uses {model.name} at {client.url} ({model.context_tokens} tokens of context){state}", sys.stderr

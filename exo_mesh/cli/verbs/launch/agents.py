@@ -162,7 +162,7 @@ def _qwen(target: LaunchTarget) -> AgentSetup:
 
 
 def _continue(target: LaunchTarget) -> AgentSetup:
-    """Its configuration is YAML, of which JSON is a part."""
+    """Its configuration is written as JSON, which is valid YAML."""
     model = {
         "name": target.model,
         "provider": "openai",

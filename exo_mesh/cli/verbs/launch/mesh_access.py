@@ -27,7 +27,7 @@ class LaunchKey:
 
 @dataclass(frozen=True, slots=True)
 class LaunchModel:
-    """context_tokens: of its instance, or of the one that would be placed. is_loaded: an instance is ready."""
+    """context_tokens: of its instance, or of the instance that would be placed. is_loaded: an instance is ready."""
 
     name: str
     context_tokens: int

@@ -1,4 +1,4 @@
-"""List the models on the disks of live peers, and those of the node called that cannot be used, with the reason."""
+"""List the models on the disks of live peers, and unusable models of the called node with the reason."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from exo_mesh.cli.verbs.preview import (
     wishes,
 )
 from exo_mesh.cli.wording import in_words_of_flags
+from exo_mesh.domain.peer_names import peers_named
 from exo_mesh.errors import InputError
-from exo_mesh.mesh.membership.naming import peer_called
 
 _READY_S = 6 * 3600.0
 """The peers may first download the model, which takes hours over a slow line."""
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calls `POST /instance`, shows what it waits for, and prints the stages."""
+    """Calls `POST /instance`, shows why it waits, and prints the stages."""
     _refuse_contradictions(args)
     client = ApiClient(args.api_url, args.home)
     with in_words_of_flags(client):
@@ -159,12 +159,7 @@ def _is_peer(client: ApiClient, name: str) -> bool:
 def _only_on(wanted: Sequence[str], peers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of the body that place a model on exactly these peers. Raises InputError for an unknown one."""
     known = [_Peer(str(peer["id"]), str(peer["name"])) for peer in peers]
-    chosen: set[str] = set()
-    for name in wanted:
-        if (found := peer_called(name, known, "on")) is None:
-            names = ", ".join(sorted(printable(peer.name) for peer in known))
-            raise InputError(f"no peer is called {quoted(name)}; known peers: {names}", param="on")
-        chosen.add(found.id)
+    chosen = {peer.id for peer in peers_named(wanted, known, "on")}
     if not chosen:
         raise InputError("--on names no peer", param="on")
     return {"exclude_peers": sorted({peer.id for peer in known} - chosen), "min_peers": len(chosen)}

@@ -1,4 +1,4 @@
-"""Delete the files of a model from all peers, or from those that `--peers` names.
+"""Delete the files of a model from all peers, or from the peers that `--peers` names.
 
 Unload a loaded model first: `exo-mesh stop MODEL`. Files in the Hugging Face cache and the demo model are not deleted.
 """

@@ -46,7 +46,7 @@ class Span:
 
 
 def root_id(trace: RequestTrace) -> str:
-    """The span id of the request: the one in its reply, or a derived one."""
+    """The span id of the request: the id in its reply, or a derived one."""
     return trace.span_id or _derived(trace, "request")
 
 

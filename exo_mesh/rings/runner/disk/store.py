@@ -24,7 +24,7 @@ from exo_mesh.rings.prefix_disk.folder import StageFolder
 from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 
 MOST_WRITES = 1
-"""Sequences that wait for the one that is being written; each is a copy in memory. Further ones are not stored."""
+"""Sequences that wait while another is written; each is a copy in memory. Further ones are not stored."""
 
 PART_BYTES = 2**20
 """Bytes after which the copying of a sequence pauses until the next frame, so that the streams that run wait for one
@@ -63,7 +63,7 @@ class _FileInMemory:
 
 @dataclass(slots=True)
 class _OpenCopy:
-    """A sequence that is being copied out of the engine. parts: what is left."""
+    """A sequence that is being copied out of the engine. parts: still to be copied."""
 
     op: StoreKv
     parts: Iterator[SavedSequence]

@@ -30,7 +30,7 @@ MOST_KEPT = 1024
 """Most kept sequences, whatever their size."""
 
 MOST_COMPARED = 8
-"""Sequences with equal blocks of which a lookup compares the rest, token by token; the newest ones."""
+"""Most sequences with equal blocks whose rest a lookup compares, token by token; the newest ones."""
 
 HALF_LIFE_S = 600.0
 """Time after which a kept sequence that nobody uses is worth half: about the pause between two turns of a chat."""
@@ -102,7 +102,7 @@ class PrefixCache:
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
     _dropped: list[int] = field(default_factory=list)
     _evicted: list[KeptSequence] = field(default_factory=list)
-    """Of those that `make_room` has dropped, since its last call."""
+    """Sequences that `make_room` has dropped since its last call."""
     _pressed_at: float = float("-inf")
     _failures: int = 0
 
@@ -191,7 +191,7 @@ class PrefixCache:
         return NO_MATCH if index is None else index.match(content)
 
     def note_hit(self, num_tokens: int) -> None:
-        """Count a prompt of which other requests had computed so many tokens."""
+        """Count a prompt with so many tokens that other requests had computed."""
         self.hits += 1
         self.hit_tokens += num_tokens
 
@@ -370,8 +370,8 @@ class PrefixCache:
                 self._drop(kept.id)
 
     def change(self, num_stages: int, kept_from: int, gone: Collection[int]) -> None:
-        """Go on with other stages, of which those from kept_from on keep what they hold. gone: sequences with rows or
-        copies on their way, which some stages do not have."""
+        """Switch to a new plan; stages from kept_from on keep their KV. gone: sequences with rows or copies on their
+        way, which some stages do not have."""
         self._dropped.clear()  # no stage keeps what `held` does not name
         last_stages = num_stages - kept_from if kept_from else 0
         for kept in list(self._kept.values()):
@@ -383,7 +383,7 @@ class PrefixCache:
         self.changes += 1
 
     def sequences(self) -> Iterable[KeptSequence]:
-        """All known sequences, also those that still run."""
+        """All known sequences, also running ones."""
         return self._kept.values()
 
     @property

@@ -21,8 +21,8 @@ EVERY_S = 2.0
 """Minimum time between two digests: entry peers hear of a new one about a second later anyway."""
 
 MOST_HASHED, MOST_HASHED_BYTES = 32, 1 << 20
-"""Most sequences, and most bytes of their tokens, that are hashed for one digest, about 1 ms each. What is left is
-hashed for the next one."""
+"""Most sequences, and most bytes of their tokens, that are hashed for one digest, about 1 ms each. The rest is hashed
+for the next digest."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class DigestMaker:
     _made_of: int = 0
     _made_at: float = float("-inf")
     _entries: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
-    """By sequence and length: its entries, that of its end first. Only of sequences in the last digest."""
+    """By sequence and length: its entries, the entry of its end first. Only of sequences in the last digest."""
 
     def __post_init__(self) -> None:
         if len(self.salt) != SALT_BYTES:

@@ -59,7 +59,7 @@ class OnDisk:
 
 @dataclass(slots=True)
 class _Wait:
-    """Sequences that wait until every stage has read a file. stages: those that have."""
+    """Sequences that wait until every stage has read a file. stages: have read it already."""
 
     since: float
     length: int
@@ -69,7 +69,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _OpenWrite:
-    """A file that stages write. stages: those that have written it."""
+    """A file that stages write. stages: have written it already."""
 
     about: StoredPrefix
     kept: KeptSequence

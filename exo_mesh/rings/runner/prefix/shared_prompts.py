@@ -96,7 +96,7 @@ class SharedPrompts:
         return len(came)
 
     def source_of(self, sequence_id: int) -> int | None:
-        """The sequence of which this one is a copy, as long as the copy is on its way."""
+        """The source of a copy that is still in flight; else None."""
         made = self._made.get(sequence_id)
         return None if made is None else made.op.source
 

@@ -120,9 +120,9 @@ def nucleus(weights: Doubles, top_p: float) -> Ids:
 
 
 def _large_nucleus(weights: Doubles, wanted: float) -> Ids | None:
-    """The same for many weights, of which only those near the border are sorted; the larger ones are only summed. A
-    sample says where the border is. None if it is not there, or if the sum there is so close to `wanted` that the order
-    of additions matters."""
+    """The same for many weights: sorts only the weights near the border, and only sums the larger ones. A sample says
+    where the border is. None if it is not there, or if the sum there is so close to `wanted` that the order of
+    additions matters."""
     if weights.size < LARGE:
         return None
     step = weights.size // FINE_SAMPLE
@@ -145,8 +145,8 @@ def _large_nucleus(weights: Doubles, wanted: float) -> Ids | None:
 
 
 def from_border(values: Floats, border: np.floating, count: int) -> Ids:
-    """Indexes, ascending, of `count` largest values, of which `border` is the smallest. Among equals at the border the
-    lowest indexes win."""
+    """Indexes, ascending, of the `count` largest values; `border` is the smallest of them. Among equals at the border
+    the lowest indexes win."""
     is_in = values >= border
     if int(np.count_nonzero(is_in)) == count:
         return np.flatnonzero(is_in)

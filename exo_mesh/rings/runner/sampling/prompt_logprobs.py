@@ -32,7 +32,7 @@ def max_logit_rows(vocab_size: int = UNKNOWN_VOCABULARY) -> int:
 
 
 def score(logits: npt.NDArray[np.float32], token_ids: Sequence[int], first: int, num_top: int) -> list[PromptLogprob]:
-    """The log-probabilities of consecutive prompt tokens, the first of which is at index `first`.
+    """The log-probabilities of consecutive prompt tokens, beginning at index `first`.
 
     logits: `[len(token_ids), vocab]`, each row of the position before its token. Raises EngineError if they hold NaN or
     +inf, or if a token is not in the vocabulary.

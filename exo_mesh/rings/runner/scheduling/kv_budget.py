@@ -90,7 +90,8 @@ class KvBudget:
         self.shared.clear()
 
     def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
-        """Note a computed frame; returns how many positions the stage can hold, those that it holds now included.
+        """Note a computed frame; returns how many positions the stage can hold, including the positions that it holds
+        now.
 
         free_bytes: what the machine has free for KV now, whatever was reserved; None: enough.
         """

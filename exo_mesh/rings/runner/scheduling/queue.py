@@ -1,4 +1,4 @@
-"""The queue of requests that wait for the ring, fair between clients."""
+"""The queue of requests that wait for the ring, fair between clients, and how long they wait in it. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from exo_mesh.domain.request import FLEX_PRIORITY
 
 MAX_CLIENTS = 1024
 """Clients without requests whose use of the ring is remembered."""
+
+KEPT_TURNS = 32
+"""Intervals between turns that count: about the last 30 s of a busy ring."""
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """Cost of a prompt token and of an output token; prefill computes many tokens at once, decoding one a lap. As in Sheng
@@ -39,8 +42,8 @@ def is_flex(item: Waiting) -> bool:
 
 
 class FairQueue(Generic[T]):
-    """Orders waiting requests: first those that resume after an interruption, oldest first; then the highest priority;
-    among equals the client that has used the ring least; and of one client the oldest request.
+    """Orders waiting requests: first requests that resume after an interruption, oldest first; then the highest
+    priority; among equals the client that has used the ring least; and of one client the oldest request.
 
     Flex requests (FLEX_PRIORITY) come last, but one has its turn after FLEX_TURNS others. They have max_waiting places
     of their own, so that a flood of them keeps nobody out of the queue.
@@ -167,3 +170,37 @@ class FairQueue(Generic[T]):
             flex = [line for line in self._fresh if line[0] <= FLEX_PRIORITY]
             return min(flex or self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)))
         return min(self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)), default=None)
+
+
+class TurnClock:
+    """Measures the seconds between two turns while requests wait. Times are seconds of any one clock.
+
+    Time in which no request waits does not count: an unused turn does not show how fast the ring is.
+    """
+
+    def __init__(self) -> None:
+        self._intervals: deque[float] = deque(maxlen=KEPT_TURNS)
+        self._since: float | None = None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether some request waited at the last `note`."""
+        return self._since is not None
+
+    def note(self, num_waiting: int, num_turns: int, now: float) -> None:
+        """Note that `num_turns` waiting requests got their turns now, and that `num_waiting` still wait."""
+        if self._since is not None and num_turns:
+            self._intervals += [(now - self._since) / num_turns] * num_turns
+            self._since = now
+        if not num_waiting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def wait_s(self, place: int, now: float) -> float | None:
+        """Seconds until the request at this place (1 is next) has its turn; None before the first turn."""
+        if not self._intervals:
+            return None
+        interval_s = sum(self._intervals) / len(self._intervals)
+        passed_s = 0.0 if self._since is None else now - self._since
+        return (place - 1) * interval_s + max(0.0, interval_s - passed_s)

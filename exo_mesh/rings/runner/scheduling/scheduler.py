@@ -11,7 +11,7 @@ from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.rings.runner.scheduling.chunk_shares import deal_chunk
-from exo_mesh.rings.runner.scheduling.lone import LoneTime
+from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
@@ -410,7 +410,7 @@ class Scheduler:
         self.token_forced(sequence, *token_ids)
 
     def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
-        """Add output to a sequence that has no decode row on its way, or whose row came round."""
+        """Add output to a sequence without a decode row in flight."""
         came_round = sequence.computed == len(sequence.tokens)
         sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
         sequence.tokens += token_ids
@@ -419,7 +419,7 @@ class Scheduler:
             self._held += len(token_ids)
 
     def began(self, sequence: Sequence) -> None:
-        """Note that stages begin a running sequence: what it shares is known to `shared` from now on."""
+        """Note that stages begin a running sequence: `shared` knows its positions from now on."""
         self._held += sequence.expected
         sequence.expected = 0
 

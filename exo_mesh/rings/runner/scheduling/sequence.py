@@ -1,4 +1,4 @@
-"""A request on the ring: its tokens, what stages hold of them, and what is wanted. Pure."""
+"""A request on the ring: its tokens, the positions that stages hold, and the wanted results. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class Sequence:
         return self.source is not None
 
     def content(self, stop: int) -> list[int]:
-        """What decides the KV of the first positions: their token ids, and for an image what it shows instead."""
+        """The content that decides the KV of the first positions: token ids, and in place of an image's ids its
+        digest."""
         return content_of_prompt(self.tokens[:stop], self.pictures)
 
     @property
@@ -117,7 +118,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SequenceIds:
-    """Numbers the sequences of a driver, those that only its prefix cache has included. last: the newest id."""
+    """Numbers the sequences of a driver, also sequences that only its prefix cache has. last: the newest id."""
 
     last: int = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_mesh.base.telemetry.durations import WAIT_BOUNDS_S, Durations
+from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
@@ -54,8 +54,14 @@ class WholeDriver:
     """Runs requests on a loaded whole-model engine. All calls come from one event loop."""
 
     def __init__(
-        self, plan: Plan, engine: WholeModelEngine, max_queued: int, now: Callable[[], float] = time.monotonic
+        self,
+        plan: Plan,
+        engine: WholeModelEngine,
+        max_queued: int,
+        on_use: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """on_use: see RingRest."""
         self.plan = plan
         self._ballot = ballot_to_proto(plan.ballot)
         self.counters = AnswerCounts()
@@ -64,7 +70,7 @@ class WholeDriver:
         self._engine = engine
         self._now = now
         self.slots = Slots(engine.slots, max_queued, now)
-        self.rest = RingRest(self._is_busy, now=now)
+        self.rest = RingRest(self._is_busy, on_use, now)
         """When the last request came."""
         self._on_keys: dict[bytes, asyncio.Event] = {}
         """For each key that is worked on: set when another call takes the answer over."""
@@ -199,8 +205,8 @@ def text_request(request: GenerateRequest) -> TextRequest:
     if request.text is None:
         raise InputError("this instance takes requests as text, and this request has none")
     try:
-        body: Any = json.loads(request.text.body)
-    except (ValueError, RecursionError) as exc:
+        body: Any = decode_bounded(request.text.body)
+    except (ValueError, RecursionError) as exc:  # ValueError is the base of msgspec.DecodeError
         raise InputError(f"the text of the request is not valid JSON: {exc}") from exc
     if not isinstance(body, dict) or ("messages" in body) == ("prompt" in body):
         raise InputError("the text of a request must be a JSON object with either messages or a prompt")

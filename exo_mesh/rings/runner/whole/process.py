@@ -23,12 +23,10 @@ from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.rings.runner.whole.service import WholeDriverService
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.wire.channels import new_server
-from exo_mesh.wire.gate import Gate
+from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.plan_codec import plan_from_proto
-from exo_mesh.wire.proto import driver_pb2_grpc
+from exo_mesh.wire.plan_codec import plan_from_proto, served_from_proto
 from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.served_codec import served_from_proto
 from exo_mesh.wire.tls_codec import tls_from_proto
 
 LOAD_S = 600.0
@@ -48,17 +46,20 @@ _log = logging.getLogger(__name__)
 
 class WholeRunner:
     """One whole-model instance in its process. Made and used on the event loop; `heartbeat` is called from any thread.
-    report: sends a message to the node; set before `load`."""
+    report: sends a message to the node. on_use: see RingRest."""
 
-    def __init__(self, start: pb.StartStage) -> None:
+    def __init__(
+        self, start: pb.StartStage, report: Callable[[pb.FromRunner], None], on_use: Callable[[], None]
+    ) -> None:
         self._start = start
+        self._report = report
+        self._on_use = on_use
         self._plan = plan_from_proto(start.plan)
         self._stopped = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
         self._loop = asyncio.get_running_loop()
         self._loading = 0
-        self.report: Callable[[pb.FromRunner], None] = lambda message: None
         self.engine: WholeModelEngine | None = None
         self.driver: WholeDriver | None = None
         self.load_s = 0.0
@@ -71,7 +72,7 @@ class WholeRunner:
 
         def progress(done: int, total: int) -> None:
             self._loading += 1
-            self.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+            self._report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
 
         request = WholeLoadRequest(served_from_proto(self._start.served), dict(self._start.options))
         progress(0, 1)
@@ -81,7 +82,7 @@ class WholeRunner:
         except TimeoutError as exc:
             raise EngineError(f"{request.model.server} has not made the model ready within {LOAD_S:.0f} s") from exc
         self.engine, self.load_s = engine, time.monotonic() - began
-        self.driver = WholeDriver(self._plan, engine, self._start.max_queued)
+        self.driver = WholeDriver(self._plan, engine, self._start.max_queued, self._on_use)
         gc.collect()
         gc.freeze()
 
@@ -91,7 +92,7 @@ class WholeRunner:
         # a prompt as text has about 4 bytes per token, and JSON may escape each of them
         most = MAX_BYTES + 32 * self._plan.context_limit
         server = new_server([Gate(lambda method, data: most)])
-        driver_pb2_grpc.add_DriverServicer_to_server(WholeDriverService(self.driver), server)  # type: ignore[no-untyped-call]
+        server.add_generic_rpc_handlers(handlers_of(WholeDriverService(self.driver).answers()))
         binding = Binding(self._start.host, self._start.port_first, self._start.port_last)
         port = bind_in_range(server, binding, self._credentials)
         await server.start()
@@ -132,7 +133,7 @@ class WholeRunner:
         if self.driver is not None:
             self.driver.change(self._plan)
             resumed = self.driver.slots.num_running
-        self.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+        self._report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
 
     def stop(self) -> None:
         """End `watch`; called in another thread."""
@@ -174,17 +175,21 @@ class WholeRunner:
 
 async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
     """Load, listen, serve; returns the exit code. Every failure is reported to the node before the process ends."""
-    runner = WholeRunner(start)
+
+    def report(message: pb.FromRunner) -> None:
+        link.report(message)
+
+    def used() -> None:
+        link.beat_soon()  # the node then probes its peers by calls, as for a ring
+
+    runner = WholeRunner(start, report, used)
     link = NodeLink(pipe, runner.heartbeat, runner.obey, runner.stop)
-    runner.report = link.report
     link.start()
     try:
         await runner.load()
         port = await runner.listen()
         link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
-        assert runner.engine is not None and runner.driver is not None, "loaded"
-        # as for a ring: the node then probes its peers by calls from the first request on
-        runner.driver.rest.on_use = link.beat_soon
+        assert runner.engine is not None, "loaded"
         ready = pb.Ready(memory_bytes=runner.engine.memory_bytes(), load_s=runner.load_s, rolls_back=True)
         link.report(pb.FromRunner(ready=ready))
         await runner.watch()

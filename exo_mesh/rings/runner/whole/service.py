@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.rings.runner.generation import error_events
 from exo_mesh.rings.runner.whole.driver import WholeDriver
+from exo_mesh.wire.calls import GENERATE, RECALL
 from exo_mesh.wire.driver_codec import request_from_proto
+from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, answer
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import driver_pb2_grpc
 from exo_mesh.wire.unknown_fields import require_known
 
 
-class WholeDriverService(driver_pb2_grpc.DriverServicer):
+class WholeDriverService:
     """Passes requests to the driver, and its answers to the callers."""
 
     def __init__(self, driver: WholeDriver) -> None:
         self._driver = driver
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.GenerateEvents]:
+    def answers(self) -> list[AnyAnswer]:
+        """The answers to the calls of entry peers; such a driver takes no images."""
+        return [StreamAnswer(GENERATE, self._generate), answer(RECALL, self._recall)]
+
+    async def _generate(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateEvents, None]:
         """Ends after the event with a finish or the message with an error; a cancelled call stops the engine."""
         try:
             wanted = self._checked(request)
@@ -38,7 +38,7 @@ class WholeDriverService(driver_pb2_grpc.DriverServicer):
             async for message in messages:
                 yield message
 
-    async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
+    async def _recall(self, request: pb.RecallRequest) -> pb.RecallReply:
         """Says whether an answer is kept here, and how much of it."""
         num_events = self._driver.replays.num_tokens(request.key_hash)
         return pb.RecallReply(found=num_events is not None, num_tokens=num_events or 0)

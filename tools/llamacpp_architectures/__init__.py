@@ -1,1 +1,0 @@
-"""Tries every architecture of the llama.cpp library with random weights: which ones stages compute exactly."""
