@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials, CredentialSource
 from exo_mesh.wire.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 from exo_mesh.wire.peer_call import AnyRow, PeerCall, PeerStream
@@ -102,7 +103,10 @@ def _shown(own: Credentials) -> Any:
 
 
 def method_of(channel: grpc.aio.Channel, row: AnyRow, read: Any = None) -> Any:
-    """The call over a channel, as gRPC makes it. read: reads a reply; by default without limits."""
+    """The call over a channel, as gRPC makes it. read: reads a reply; by default without limits. Raises TransportError
+    if the channel is closed: there gRPC would end the process."""
+    if channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN:
+        raise TransportError("the connection is closed")
     if isinstance(row, PeerCall):
         make: Any = channel.unary_unary
     else:

@@ -67,6 +67,15 @@ async def test_a_stream_on_a_connection_that_is_closed_meanwhile_fails(client: C
         await anext(client.stream(COMMIT, pb.CommitRequest()))
 
 
+async def test_a_first_call_on_a_closed_connection_fails(client: ControlClient) -> None:
+    await client.close()
+    with pytest.raises(TransportError, match="closed"):
+        await client.call(RESERVE, pb.ReserveRequest())
+    with pytest.raises(TransportError, match="closed"):
+        async with aclosing(client.stream(COMMIT, pb.CommitRequest())) as reports:
+            await anext(reports)
+
+
 async def test_cancelling_the_caller_stays_a_cancellation(client: ControlClient) -> None:
     call = asyncio.create_task(client.call(RESERVE, pb.ReserveRequest()))
     await asyncio.sleep(0.2)
