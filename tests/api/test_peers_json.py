@@ -16,8 +16,8 @@ from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, MAX_VALUES, decode_bou
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.models.catalogue import card_from_json
-from exo_mesh.models.surveys import survey_from_json
+from exo_mesh.models.card_json import card_from_json, survey_from_json
+from exo_mesh.node.inspection import calls
 from exo_mesh.node.inspection.trace_formats import trace_from_json
 from exo_mesh.rings.runner.whole.driver import text_request
 from exo_mesh.rings.serving.kept_answers import KeptAnswer
@@ -35,9 +35,14 @@ def as_survey(body: bytes) -> Any:
     return survey_from_json(body, 1)
 
 
+def as_diagnostics(body: bytes) -> Any:
+    return calls._decoded(body, 1 << 30, "diagnostics", "a")
+
+
 READERS: list[tuple[Callable[[bytes], Any], str]] = [
     (card_from_json, "layers"),
     (as_survey, "layers"),
+    (as_diagnostics, "node_id"),
     (trace_from_json, "legs"),
     (read_recipe, "tools"),
     (read_stored, "input"),
