@@ -98,7 +98,7 @@ def test_the_comparison_names_each_program_with_its_source_and_gaps_on_both_side
 
 
 def test_the_split_of_the_mixed_mesh_is_what_placement_computes() -> None:
-    text = " ".join(text_of("tasks/mixed-mesh").split())
+    text = " ".join(text_of("start/mixed-mesh").split())
     memory_pattern = r"with ([\d.]+), ([\d.]+) and ([\d.]+) GB usable, "
     shown = re.search(memory_pattern + r"a model of (\d+) layers is cut about (\d+), (\d+) and (\d+)", text)
     assert shown is not None
