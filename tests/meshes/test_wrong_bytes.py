@@ -118,11 +118,11 @@ def silence(hub: LoopbackHub) -> None:
 
 async def fetch_whole(root: Path, nodes: list[Node], names: str) -> None:
     """Fetches the whole file to the nodes of these names, from the hub and each other."""
-    await nodes[0].find_model(NAME, may_download=True)
+    await nodes[0].models.find(NAME, may_download=True)
     await knows(nodes, NAME)
     for node in nodes:
         if (name := node.membership.own.name) in names:
-            await nodes[0].start_download(NAME, peers=[node.node_id], whole=True)
+            await nodes[0].models.start_download(NAME, peers=[node.node_id], whole=True)
             await until(lambda name=name: is_whole(root, name), 30)  # type: ignore[misc]
 
 
@@ -140,7 +140,7 @@ async def test_a_wrong_byte_at_any_tenth_from_a_peer_is_never_served_unmarked_an
         await fetch_whole(tmp_path, nodes, "c")
         alter(tmp_path, "c", size * tenth // 10 + size // 20)
         async with no_unmarked_service(tmp_path, nodes):
-            await a.create_instance(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id,)))
+            await a.instances.create(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id,)))
             await until(lambda: not unverified(nodes), 60)
             await ready(nodes)
             served = await tokens(a, a_request("served", 16), NAME)
@@ -164,7 +164,7 @@ async def test_without_a_hub_a_wrong_byte_of_a_peer_is_taken_from_other_peers(
         if wrong_of_d is not None:
             alter(tmp_path, "d", size * wrong_of_d // 10)
         async with no_unmarked_service(tmp_path, nodes):
-            await a.create_instance(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id, d.node_id)))
+            await a.instances.create(InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id, d.node_id)))
             await until(lambda: not unverified(nodes), 60)
             await ready(nodes)
             await tokens(a, a_request("served", 16), NAME)
@@ -183,10 +183,10 @@ async def test_where_no_source_is_right_the_error_says_so_and_nothing_is_served_
         spec = InstanceSpec(NAME, min_peers=2, exclude_peers=(c.node_id,))
         async with no_unmarked_service(tmp_path, nodes):
             with contextlib.suppress(FetchError):  # the check may take longer than the download
-                await a.create_instance(spec)
+                await a.instances.create(spec)
                 await until(lambda: not instances(a), 30)
             with pytest.raises(FetchError, match=r"model.safetensors does not match its sha256"):
-                await a.create_instance(spec)
+                await a.instances.create(spec)
             assert not [one for one in instances(a) if one.state == "ready"] and unverified(nodes)
 
 
@@ -258,10 +258,10 @@ async def test_one_node_of_a_closed_ring_reads_the_file_for_all_and_in_an_open_m
     monkeypatch.setattr(answering, "send_span", count)
     size = (tmp_path / "tiny" / FILE).stat().st_size
     async with nodes_at(tmp_path, "abc", secret=secret, open_admin=not secret) as nodes:
-        await nodes[0].find_model(NAME, may_download=True)
+        await nodes[0].models.find(NAME, may_download=True)
         await knows(nodes, NAME)
         sent.clear()
-        await nodes[0].create_instance(InstanceSpec(NAME, min_peers=3))
+        await nodes[0].instances.create(InstanceSpec(NAME, min_peers=3))
         await until(lambda: not unverified(nodes), 60)
         assert most / 2 < sum(sent) / size <= most
         for node in "abc":
@@ -287,7 +287,7 @@ async def test_a_model_without_digests_is_checked_by_two_sources_and_else_stays_
         await until(lambda: all(len(node.membership.telemetry) == len(nodes) for node in nodes))
         await knows(nodes, "own")
         a, b, c, d = nodes
-        await a.create_instance(InstanceSpec("own", min_peers=2, exclude_peers=(c.node_id, d.node_id)))
+        await a.instances.create(InstanceSpec("own", min_peers=2, exclude_peers=(c.node_id, d.node_id)))
         if holders == "cd":
             await until(lambda: not any("own" in node.membership.own.unverified for node in (a, b)), 30)
         files = [manifest_of(tmp_path, name, "own").files[FILE] for name in "ab"]

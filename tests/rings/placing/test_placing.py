@@ -249,9 +249,9 @@ async def test_callers_that_wait_for_an_instance_whose_weights_are_replaced_get_
 ) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "1500"}) as nodes:
         spec = InstanceSpec(MODEL, min_peers=2)
-        placing = asyncio.create_task(nodes[0].create_instance(spec))
+        placing = asyncio.create_task(nodes[0].instances.create(spec))
         await until(lambda: all(map(instances, nodes)))
-        joining = asyncio.create_task(nodes[1].create_instance(spec))
+        joining = asyncio.create_task(nodes[1].instances.create(spec))
         (before,) = {one.ballot for _, one in nodes[0].membership.view.records_of_instances()}
         await nodes[finder]._owning.instances.place_again(MODEL, only_ready=False)
         placed, joined = await asyncio.gather(placing, joining)
