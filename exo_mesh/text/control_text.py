@@ -10,6 +10,7 @@ therefore encodes every prompt without marks.
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +42,14 @@ MAX_NAMED = 4
 _OPENINGS = ("<|", "<｜")
 """How added tokens begin that are control tokens although the tokenizer does not call them special, as in Qwen."""
 
-_MARKER = re.compile(r"[^\w\s].*\w.*[^\w\s]")
-"""The form of any marker. What a template writes has other added tokens as well: words, and white space."""
+_WORD, _EDGE = re.compile(r"\w"), re.compile(r"[^\w\s]")
+
+
+def _is_marker(content: str) -> bool:
+    """Whether this has the form of any marker. What a template writes has other added tokens as well: words, and white
+    space. One expression for the whole form would take time in proportion to the square of the length."""
+    is_framed = len(content) > 2 and _EDGE.match(content[0]) is not None and _EDGE.match(content[-1]) is not None
+    return is_framed and "\n" not in content and _WORD.search(content, 1, len(content) - 1) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class ControlTexts:
                 token.special
                 or token.content in markers
                 or token.content.startswith(_OPENINGS)
-                or (_MARKER.fullmatch(token.content) and token.content in written)
+                or (_is_marker(token.content) and token.content in written)
             )
         }
         contents = self._controls.values()
@@ -104,12 +111,21 @@ class ControlTexts:
 
     def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
         """The text with the mark in every control token that it spells, but for those allowed, and at an end where it
-        could become one together with another text. Raises the errors of the tokenizers library, and InputError if this
-        tokenizer finds the tokens in spite of the marks."""
+        could become one together with another text. Between two characters there is at most one mark, which bounds the
+        length of the result. Raises the errors of the tokenizers library, and InputError if this tokenizer finds the
+        tokens in spite of the marks."""
+        made = self.marked_within(sys.maxsize, text, mark, allowed)
+        assert made is not None
+        return made
+
+    def marked_within(self, limit: int, text: str, mark: str, allowed: Collection[str]) -> str | None:
+        """Marks a text as `marked` does; returns None if the marks make it longer than `limit` characters."""
         for _ in range(MAX_ROUNDS):
             made = self._with_marks(text, mark, allowed)
             if made == text:
                 return self._with_marked_ends(text, mark)
+            if len(made) > limit:
+                return None
             text = made  # where one token is broken up, another one may appear
         raise _inseparable(content for _, content in self._found(text) if content not in allowed)
 
@@ -119,7 +135,10 @@ class ControlTexts:
         places: set[int] = set()
         for start in range(0, len(text), SLICE_LENGTH):
             part = text[start : start + SLICE_LENGTH + self._longest]
-            places.update(start + place.start + 1 for place, content in self._found(part) if content not in allowed)
+            found = [(place, content) for place, content in self._found(part) if content not in allowed]
+            if whole := [content for place, content in found if len(place) < 2 or _meets(part, place, mark)]:
+                raise _inseparable(whole)
+            places.update(start + place.start + 1 for place, _ in found)
         pieces, end = [], 0
         for place in sorted(places):
             pieces += [text[end:place], mark]
@@ -133,6 +152,8 @@ class ControlTexts:
                 self._apart = _Apart(self._tokenizer, self._added, self._controls)
         pieces, end, num_found = [], 0, 0
         for place, content in self._found(prompt.marked):
+            if _meets(prompt.marked, place, prompt.mark):
+                raise _inseparable([content])
             pieces += [prompt.marked[end : place.start], self._apart.secrets[content]]
             end, num_found = place.stop, num_found + 1
         return self._apart.encode("".join([*pieces, prompt.marked[end:]]), prompt.mark, num_found)
@@ -183,13 +204,14 @@ class _Apart:
         self._tokenizer = Tokenizer(tokenizer.model)  # shares the vocabulary, so it is small
         self._tokenizer.normalizer = tokenizer.normalizer
         self._tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
+        secret = random_digits()  # one for all: tokens that begin alike take less memory and time
         self.secrets: dict[str, str] = {}
         renamed: dict[int, AddedToken] = {}
         for token_id, token in added.items():
             content = token.content
             if token_id in controls:
                 # the same first and last character, which the rules for whole words look at
-                content = f"{content[0]}{random_digits()}{content[-1]}"
+                content = f"{content[0]}{secret}{len(self.secrets):06}{content[-1]}"
                 self.secrets[token.content] = content
             renamed[token_id] = AddedToken(
                 content,
@@ -227,6 +249,11 @@ def _inseparable(contents: Iterable[str]) -> InputError:
     tokens = f"a control token ({named})" if named else "a control token"
     message = f"a text spells {tokens}, which this model's tokenizer cannot encode as text; remove it from the message"
     return InputError(message, param="messages")
+
+
+def _meets(text: str, place: range, mark: str) -> bool:
+    """Whether a control token has a part of a mark. Marks in marks would make a text longer in each round."""
+    return mark in text[max(0, place.start - len(mark) + 1) : place.stop + len(mark) - 1]
 
 
 def _id_in(tokenizer: Tokenizer, content: str) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from exo_mesh.domain.model_settings import text_config, token_ids
 from exo_mesh.errors import ModelError
 from exo_mesh.text.template import ChatTemplate, find_template
-from exo_mesh.text.tokenizer_bounds import TokenizerBounds, TokenizerFile, bounds_of
+from exo_mesh.text.tokenizer_bounds import TokenizerBounds, TokenizerFile, TokenPart, bounds_of, check_values
 from exo_mesh.weights.model_files import (
     ADDED_TOKENS_FILE,
     MAX_TOKENIZER_BYTES,
@@ -129,10 +129,11 @@ def read_bounds(file: Path, data: bytes, files: TextFiles) -> TokenizerBounds:
     """The bounds of a tokenizer.json with this content. files: the others of the model. Raises ModelError, naming the
     file, if a node cannot use it."""
     try:
+        check_values(data)
         found = msgspec.json.decode(without_mark(data), type=TokenizerFile)  # not as a str: that would be a copy
         if any((token.token_id or 0) > MAX_PLACEHOLDERS for token in files.added):
             check_added_ids(files, found.next_id())
-        return bounds_of(found, (token.content for token in files.added))
+        return bounds_of(found, map(_part_of, files.added))
     except ModelError as exc:
         raise ModelError(f"{named(file)}: {exc}") from exc
     except msgspec.ValidationError as exc:
@@ -140,6 +141,14 @@ def read_bounds(file: Path, data: bytes, files: TextFiles) -> TokenizerBounds:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         as_text(file, data)
         raise ModelError(f"{named(file)} is not valid JSON, or is cut short: {exc}; download it again") from exc
+
+
+def _part_of(token: AddedToken) -> TokenPart:
+    flags = {"normalized": not token.special, **token.flags}
+    return TokenPart(token.token_id or 0, token.content, **{name: flags[name] for name in _FLAGS if name in flags})
+
+
+_FLAGS = ("normalized", "lstrip", "rstrip")
 
 
 def check_added_ids(files: TextFiles, next_id: int) -> None:

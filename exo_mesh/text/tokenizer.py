@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from exo_mesh.base.printable import quoted
 from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.text.built_in_templates import built_in_template
@@ -19,9 +21,9 @@ from exo_mesh.text.detokenizer import CleaningDetokenizer, Detokenizer
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate
-from exo_mesh.text.text_files import SamplingDefaults, TextFiles, read_bounds
+from exo_mesh.text.text_files import MAX_IDS, SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard
-from exo_mesh.text.tokenizer_bounds import TokenizerBounds
+from exo_mesh.text.tokenizer_bounds import NODE_GROWN_LENGTH, TokenizerBounds
 from exo_mesh.text.vision import VisionSpec, read_vision
 from exo_mesh.weights.model_files import named, one_line, read_tokenizer_text
 
@@ -64,6 +66,8 @@ class TextModel:
     """Its control tokens; None if it has no chat template."""
     bounds: TokenizerBounds | None = None
     """Bounds of the tokenizer's effect on a text; None for an empty vocabulary."""
+    num_ids: int = MAX_IDS
+    """Token ids that the model can compute, by its config; tokens of the tokenizer may have others."""
     elsewhere: Elsewhere | None = None
     """Runs the methods that take a text in another process, for texts that may take long; None: they run here."""
 
@@ -92,6 +96,7 @@ class TextModel:
             vision=read_vision(directory, tokenizer.id_to_token),
             cleans_spaces=files.cleans_spaces and type(tokenizer.model).__name__ != "BPE",
             bounds=bounds,
+            num_ids=files.num_ids,
         )
         return made if template is None else made.with_template(template)
 
@@ -136,16 +141,36 @@ class TextModel:
         return None if self.bounds is None or self.bounds.is_light(text) else self.elsewhere
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode plain text, with the special tokens that the model expects around it. It blocks. Raises InputError."""
+        """Encode plain text, with the special tokens that the model expects around it. It blocks. Raises InputError,
+        and ModelError for a token that the model does not have, as the other methods that encode."""
         if (away := self._away(text)) is not None:
-            return cast(list[int], away("encode_text", text, []))
-        return self._encode(text, add_special_tokens=True)
+            return self._computable(away("encode_text", text, []))
+        return self._computable(self._encode(text, add_special_tokens=True))
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Encode a prompt from a chat template, which already has its special tokens. It blocks. Raises InputError."""
         if (away := self._away(prompt)) is not None:
-            return cast(list[int], away("encode_prompt", prompt, []))
-        return self._encode(prompt, add_special_tokens=False)
+            return self._computable(away("encode_prompt", prompt, []))
+        return self._computable(self._encode(prompt, add_special_tokens=False))
+
+    def has_id(self, token_id: int) -> bool:
+        """Whether the tokenizer has this token, and the model can compute it."""
+        return 0 <= token_id < self.num_ids and self.tokenizer.id_to_token(token_id) is not None
+
+    def _computable(self, token_ids: list[int]) -> list[int]:
+        """Returns the ids. Raises ModelError if the model has no token with one of them; the id of an image may be any,
+        because it only says where the image is."""
+        if max(token_ids, default=0) < self.num_ids:
+            return token_ids
+        image_id = self.vision.image_id if isinstance(self.vision, VisionSpec) else None
+        for token_id in token_ids:
+            if token_id >= self.num_ids and token_id != image_id:
+                token = quoted(self.tokenizer.id_to_token(token_id) or "")
+                raise ModelError(
+                    f"{self.name}: its tokenizer makes the token {token} with the id {token_id} of this text, but the "
+                    f"model has only {self.num_ids} token ids (vocab_size in config.json)"
+                )
+        return token_ids
 
     def guard(self) -> TextGuard:
         """A guard for the texts of one request: see control_text."""
@@ -158,19 +183,24 @@ class TextModel:
         """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
         InputError."""
         assert self.controls is not None
-        if self.controls.may_spell(text) and (away := self._away(text)) is not None:
-            return cast(str, away("marked", text, [mark, list(allowed)]))
-        with _encoding_errors():
-            return self.controls.marked(text, mark, allowed)
+        if (away := self._away(text)) is None or not self.controls.may_spell(text):
+            with _encoding_errors():
+                most = sys.maxsize if self.elsewhere is None else NODE_GROWN_LENGTH
+                made = self.controls.marked_within(most, text, mark, allowed)
+            if made is not None:
+                return made
+        away = away or self.elsewhere
+        assert away is not None
+        return cast(str, away("marked", text, [mark, list(allowed)]))
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Encode a prompt in which control tokens that texts spell are marked. It blocks. Raises InputError."""
         if not prompt.mark or self.controls is None:
             return self.encode_prompt(prompt.marked)
         if (away := self._away(prompt.marked)) is not None:
-            return cast(list[int], away("encode_chat", prompt.marked, [prompt.mark]))
+            return self._computable(away("encode_chat", prompt.marked, [prompt.mark]))
         with _encoding_errors():
-            return self.controls.encode(prompt)
+            return self._computable(self.controls.encode(prompt))
 
     def encode_for_vector(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int]:
         """(tokens, where the second text begins) of a text or a pair of texts, with the special tokens around them; the
@@ -186,7 +216,7 @@ class TextModel:
                 _cut(first, second, room)
             whole = self.tokenizer.post_process(first, second, add_special_tokens=True)
         types = whole.type_ids
-        return list(whole.ids), types.index(1) if pair is not None and 1 in types else 0
+        return self._computable(list(whole.ids)), types.index(1) if pair is not None and 1 in types else 0
 
     def check_length(self, text: str, limit: int, param: str) -> None:
         """Raises ContextLengthError for a long text that has more than `limit` tokens, before it is encoded. It blocks.

@@ -39,6 +39,17 @@ MAX_ADDED_GROWN = 1 << 21
 """Most characters of all added tokens, and of the tokens that the normalizer changes, when it has changed them. The
 library searches for all at once, and builds a machine whose size is a multiple of theirs."""
 
+MAX_LISTED_ADDED_LENGTH = 256
+"""Most characters of an added token of a listed tokenizer. Where a short token begins a long one, the library looks for
+the long one at each place of a text."""
+
+MAX_VOCABULARY = 1 << 19
+"""Most tokens of a vocabulary; the largest known has 262,144. The library needs 0.8 s and 120 MB for this many."""
+
+MAX_VALUES = 3_000_000
+"""Most values and names of a tokenizer.json, wherever they are; the largest known has 2.2 million, most of them in
+merges. The library needs some 90 bytes for each, also where it does not know what they mean."""
+
 MAX_PART_BYTES = 4 << 20
 """Largest normalizer, pre-tokenizer, post-processor or decoder; a table of characters of SentencePiece has 0.5 MB."""
 
@@ -86,11 +97,13 @@ class ModelPart(msgspec.Struct):
 
 
 class TokenPart(msgspec.Struct):
-    """An added token of a tokenizer.json."""
+    """An added token of a tokenizer.json, or of another file of the model."""
 
     id: int
     content: str = ""
     normalized: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class TokenizerFile(msgspec.Struct):
@@ -126,7 +139,14 @@ class TokenizerBounds:
         return len(text) * (self.ascii_growth if text.isascii() else self.growth) <= NODE_GROWN_LENGTH
 
 
-def bounds_of(file: TokenizerFile, further: Iterable[str] = ()) -> TokenizerBounds:
+def check_values(data: bytes) -> None:
+    """Raises ModelError for a tokenizer.json with too many values, before anything decodes it. Brackets, commas and
+    colons in texts count, too."""
+    if (num := sum(map(data.count, (b",", b":", b"[", b"{")))) > MAX_VALUES:
+        raise ModelError(f"it has {num} values and names; at most {MAX_VALUES} are allowed")
+
+
+def bounds_of(file: TokenizerFile, further: Iterable[TokenPart] = ()) -> TokenizerBounds:
     """The bounds of a tokenizer. further: tokens that other files of the model add. Raises ModelError beyond them, and
     the errors of msgspec for a part that is no JSON."""
     normalizer, pre_tokenizer = _part(file.normalizer, "normalizer"), _part(file.pre_tokenizer, "pre-tokenizer")
@@ -147,7 +167,8 @@ def bounds_of(file: TokenizerFile, further: Iterable[str] = ()) -> TokenizerBoun
             f"its post-processor puts {num_around} tokens around a text and writes the text {copies} times; at most "
             f"{MAX_TOKENS_AROUND} tokens and 2 times are allowed"
         )
-    _check_added(file.added_tokens or (), further, _growth(normalizer, _NORMALIZERS, _ANY, "normalizer")[0])
+    added = [*(file.added_tokens or ()), *further]
+    _check_added(added, _growth(normalizer, _NORMALIZERS, _ANY, "normalizer")[0])
     _check_model(file.model)
     steps = [*_steps(normalizer), *_steps(pre_tokenizer), *_steps(decoder)]
     patterns = [*_patterns(normalizer), *_patterns(pre_tokenizer)]
@@ -155,6 +176,8 @@ def bounds_of(file: TokenizerFile, further: Iterable[str] = ()) -> TokenizerBoun
         len(steps) <= MAX_LISTED_STEPS
         and all(pattern in KNOWN or _is_simple(pattern) for pattern in patterns)
         and (file.model.max_input_chars_per_word or 0) <= MAX_LISTED_WORD
+        and max((len(token.content) for token in added), default=0) <= MAX_LISTED_ADDED_LENGTH
+        and not any(_strips_again(token, _steps(normalizer)) for token in added)
         and not (file.model.type in ("Unigram", None) and _has_long_text(file.model.vocab, SHORT_TOKEN_BYTES))
     )
     return TokenizerBounds(growths[0], growths[1], is_listed)
@@ -360,22 +383,34 @@ def _around_template(pieces: Any, special: Any) -> tuple[int, int]:
     return num, max((texts.count(one) for one in set(texts)), default=0)
 
 
-def _check_added(tokens: Sequence[TokenPart], further: Iterable[str], growth: int) -> None:
-    others = list(further)
-    if len(tokens) + len(others) > MAX_ADDED:
-        raise ModelError(f"it has {len(tokens) + len(others)} added tokens; at most {MAX_ADDED} are allowed")
-    lengths = [len(text) for text in [*(token.content for token in tokens), *others]]
-    if sum(lengths) > MAX_ADDED_GROWN:
-        raise ModelError(f"its added tokens have {sum(lengths)} characters; at most {MAX_ADDED_GROWN} are allowed")
-    longest = max(lengths, default=0)
+def _check_added(tokens: Sequence[TokenPart], growth: int) -> None:
+    if len(tokens) > MAX_ADDED:
+        raise ModelError(f"it has {len(tokens)} added tokens; at most {MAX_ADDED} are allowed")
+    total = sum(len(token.content) for token in tokens)
+    if total > MAX_ADDED_GROWN:
+        raise ModelError(f"its added tokens have {total} characters; at most {MAX_ADDED_GROWN} are allowed")
+    longest = max((len(token.content) for token in tokens), default=0)
     if longest > MAX_ADDED_LENGTH:
         raise ModelError(f"an added token has {longest} characters; at most {MAX_ADDED_LENGTH} are allowed")
-    total = sum(len(token.content) for token in tokens if token.normalized) + sum(map(len, others))
-    if total * growth > MAX_ADDED_GROWN:
+    grown = growth * sum(len(token.content) for token in tokens if token.normalized)
+    if grown > MAX_ADDED_GROWN:
         raise ModelError(
-            f"its normalizer can make its added tokens {total * growth} characters long; at most {MAX_ADDED_GROWN} are "
-            "allowed"
+            f"its normalizer can make its added tokens {grown} characters long; at most {MAX_ADDED_GROWN} are allowed"
         )
+
+
+def _strips_again(token: TokenPart, normalizer: Sequence[_Node]) -> bool:
+    """Whether a text may have an added token many times in one run of white space. If such a token takes the white
+    space beside it, the library looks at the whole run for each."""
+    if not (token.lstrip or token.rstrip):
+        return False
+    return token.content.isspace() or (
+        token.normalized and any(step.get("type") in _SPACE_MAKERS for step in normalizer)
+    )
+
+
+_SPACE_MAKERS = ("BertNormalizer", "Nmt", "Precompiled", "Replace", "StripAccents")
+"""Normalizers that make white space of other characters, or leave characters out."""
 
 
 def _check_model(model: ModelPart) -> None:
@@ -383,6 +418,8 @@ def _check_model(model: ModelPart) -> None:
         field = getattr(model, name)
         if isinstance(field, str) and len(field) > MAX_FIELD:
             raise ModelError(f"its model has a {name} of {len(field)} characters; at most {MAX_FIELD} are allowed")
+    if (num := bytes(model.vocab).count(b'"') // 2) > MAX_VOCABULARY:
+        raise ModelError(f"its vocabulary has {num} tokens; at most {MAX_VOCABULARY} are allowed")
     if _has_long_text(model.vocab, MAX_TOKEN_BYTES):
         raise ModelError(f"a token of its vocabulary has more than {MAX_TOKEN_BYTES} bytes, which is not supported")
 

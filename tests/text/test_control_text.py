@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import SLICE_LENGTH, ChatPrompt, ControlTexts
+from exo_mesh.text.panics import is_panic
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.text_guard import TextGuard
 from tests.text.chat_templates import TEMPLATES
@@ -190,6 +192,83 @@ def test_a_tokenizer_that_overlooks_the_marks_is_no_reason_to_search_for_ever() 
     tokenizer.add_special_tokens([AddedToken("<|a|>", normalized=True)])
     with pytest.raises(InputError, match=r"a control token \(.<\|a\|>.\), which .* cannot encode as text"):
         ControlTexts(tokenizer, (), "").marked("x <|a|>", MARK)
+
+
+ODD_CONTENTS = st.sampled_from(["a", "b", "0", "1", "7", "<", " ", "\u2474", "é"]).flatmap(
+    lambda first: st.text(f"{first}a01 <", max_size=4).map(lambda rest: first + rest)
+)
+ODD_TOKENS = st.lists(
+    st.builds(
+        AddedToken,
+        ODD_CONTENTS,
+        **{flag: st.booleans() for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")},
+    ),
+    min_size=1,
+    max_size=30,
+)
+ODD_NORMALIZERS = st.sampled_from([
+    None, normalizers.NFKC(), normalizers.Replace(Regex(r"\d"), ""), normalizers.Replace("1", "<a0>"),
+    normalizers.Replace("a", " "), normalizers.Lowercase(),
+])  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=ODD_TOKENS, normalizer=ODD_NORMALIZERS, text=st.text("ab017<> \u2474é", max_size=40), data=st.data())
+def test_a_text_gets_at_most_one_mark_between_two_characters(
+    tokens: list[AddedToken], normalizer: Any, text: str, data: st.DataObject
+) -> None:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizer
+    tokenizer.add_tokens(tokens)
+    controls = ControlTexts(tokenizer, (), "")
+    text += data.draw(st.sampled_from(tokens)).content * 3
+    mark = random_digits()
+    try:
+        marked = controls.marked(text, mark)
+        assert len(marked) <= len(text) + (len(text) + 1) * len(mark)
+        assert marked.replace(mark, "") == text
+        made = controls.encode(ChatPrompt(marked, mark))
+    except InputError:
+        return
+    except BaseException as exc:
+        if not is_panic(exc):
+            raise
+        return  # the library panics at a few tokens that strip or become nothing; see TextModel
+    controls_by_id = {
+        number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and len(token.content) > 1
+    }
+    assert not controls_by_id & {*made}
+
+
+def test_a_mark_that_spells_control_tokens_is_refused_at_once() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([f"{number:x}" for number in range(1000)])
+    controls = ControlTexts(tokenizer, (), "")
+    with pytest.raises(InputError, match="cannot encode as text"):
+        controls.marked("aaaa" * 8, random_digits())
+    with pytest.raises(InputError, match="cannot encode as text"):
+        controls.encode(ChatPrompt(f"Hi{MARK}", MARK))
+    assert controls.marked("zzzz", MARK) == "zzzz"
+
+
+def test_a_text_that_marks_make_too_long_is_left_to_a_process() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["aa"])
+    controls = ControlTexts(tokenizer, (), "")
+    assert controls.marked_within(5000, "aa" * 1000, MARK, ()) is None
+    assert controls.marked_within(5000, "b" * 10_000, MARK, ()) == "b" * 10_000
+    assert controls.marked("aaa", MARK) == f"a{MARK}a{MARK}a"
+
+
+def test_the_form_of_a_marker_is_found_in_time_proportional_to_its_length() -> None:
+    """2,000 tokens of 1,024 characters took 13 s with one regular expression for the whole form."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([f"<{number:05}" + "a" * 1018 for number in range(400)])
+    before = time.thread_time()
+    ControlTexts(tokenizer, (), "")
+    assert time.thread_time() - before < 1, "it took 2.6 s"
 
 
 def test_words_spaces_and_tags_that_were_added_to_the_vocabulary_are_no_control_tokens() -> None:

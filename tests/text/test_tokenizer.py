@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
+from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.tokenizer import TextModel
 from tests.text.text_models import byte_fallback, byte_level, encode_chat, write_text_model
 
@@ -155,3 +157,25 @@ def test_what_ends_a_program_or_a_task_is_no_panic(directory: Path, stop: type[B
         text.encode_text("Hello")
     with pytest.raises(stop):
         text.detokenizer().push(70)
+
+
+def test_a_token_that_the_model_does_not_have_is_named_before_the_model_is_asked(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 400}')
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    flags = {**document["added_tokens"][0], "special": False}
+    beyond = [{**flags, "id": 333 + number, "content": f"§{number}§"} for number in range(100)]
+    path.write_text(json.dumps({**document, "added_tokens": document["added_tokens"] + beyond}))
+    text = TextModel.open(tmp_path)
+    assert text.encode_text("§66§") == [399] and text.has_id(399)
+    assert text.tokenizer.id_to_token(400) == "§67§" and not text.has_id(400)
+    calls: list[Callable[[], object]] = [
+        lambda: text.encode_text("a §67§"),
+        lambda: text.encode_prompt("§67§"),
+        lambda: text.encode_chat(ChatPrompt("§67§0", "0")),
+        lambda: text.encode_for_vector("§67§"),
+    ]
+    for call in calls:
+        with pytest.raises(ModelError, match=r'token "§67§" with the id 400 .*only 400 token ids'):
+            call()

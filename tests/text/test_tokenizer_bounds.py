@@ -123,7 +123,7 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
             "normalizer": replace("ꙮ", "x" * 9000),
             "added_tokens": lambda old: [*old, token("ꙮ" * 300, normalized=True)],
         },
-        "added tokens 2907000 characters long",
+        "added tokens 2700000 characters long",
     ),
     "a long token": ({"model": lambda old: {**old, "vocab": {**old["vocab"], 'x"' * 9000: 400}}}, "more than 4096"),
     "a long prefix of subwords": (
@@ -192,6 +192,74 @@ def test_an_expression_whose_time_is_unknown_keeps_a_tokenizer_out_of_the_node(t
         assert not bounds(tmp_path, pre_tokenizer=split(pattern)).is_listed, pattern
     path = SHIPPED / "tokenizer.json"
     assert read_bounds(path, path.read_bytes(), TextFiles.read(SHIPPED)).is_listed
+
+
+STRIPPED: dict[str, tuple[dict[str, Any], bool]] = {
+    "white space": ({"added_tokens": [token("  ", lstrip=True)]}, False),
+    "wide white space": ({"added_tokens": [token("\u3000", rstrip=True)]}, False),
+    "white space by itself": ({"added_tokens": [token("  ")]}, True),
+    "a mask": ({"added_tokens": [token("<mask>", lstrip=True)]}, True),
+    "a mask, normalized": (
+        {"normalizer": {"type": "NFC"}, "added_tokens": [token("<mask>", lstrip=True, normalized=True)]},
+        True,
+    ),
+    "becomes white space": (
+        {"normalizer": replace("x", " "), "added_tokens": [token("x", lstrip=True, normalized=True)]},
+        False,
+    ),
+    "as white space beside others": (
+        {"normalizer": replace("x", " "), "added_tokens": [token("x", lstrip=True)]},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRIPPED)
+def test_added_tokens_that_strip_a_run_of_spaces_again_and_again_keep_a_tokenizer_out(
+    tmp_path: Path, name: str
+) -> None:
+    """16,000 spaces took 0.65 s."""
+    parts, is_listed = STRIPPED[name]
+    assert bounds(tmp_path, **parts).is_listed == is_listed
+
+
+def test_added_tokens_of_other_files_keep_a_tokenizer_out_of_the_node_as_well(tmp_path: Path) -> None:
+    directory = write_text_model(tmp_path)
+    path, settings = directory / "tokenizer.json", directory / "tokenizer_config.json"
+    old = json.loads(settings.read_text())
+    for entry, is_listed in (
+        ({"content": "<mask>", "lstrip": True, "special": True}, True),
+        ({"content": "  ", "lstrip": True, "special": True}, False),
+        ({"content": "x" * 300}, False),
+    ):
+        settings.write_text(json.dumps({**old, "added_tokens_decoder": {"400": entry}}))
+        assert read_bounds(path, path.read_bytes(), TextFiles.read(directory)).is_listed == is_listed, entry
+
+
+def test_long_added_tokens_keep_a_tokenizer_out_of_the_node(tmp_path: Path) -> None:
+    assert bounds(tmp_path, added_tokens=[token("a"), token("a" * 200 + "b")]).is_listed
+    assert not bounds(tmp_path, added_tokens=[token("a"), token("a" * 300 + "b")]).is_listed
+
+
+def test_the_values_of_a_file_are_counted_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 million numbers under an unknown name of the model took 1.4 GB."""
+    monkeypatch.setattr(tokenizer_bounds, "MAX_VALUES", 10_000)
+    check_text_files(write_text_model(tmp_path))
+    text = json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()), separators=(",", ":"))
+    numbers, lists, names = "0," * 10_000 + "0", "[" * 5 + "0" + "]" * 5, {f"z{i}": i for i in range(5000)}
+    for junk in (f"[{numbers}]", f"[{','.join([lists] * 2000)}]", json.dumps(names)):
+        for before in ("{", '"model":{', '"added_tokens":[{', '"vocab":{'):
+            place = text.index(before) + len(before)
+            (tmp_path / "tokenizer.json").write_text(f'{text[:place]}"junk":{junk},{text[place:]}')
+            with pytest.raises(ModelError, match=r"values and names; at most 10000"):
+                check_text_files(tmp_path)
+
+
+def test_a_vocabulary_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_bounds, "MAX_VOCABULARY", 500)
+    check_text_files(write_text_model(tmp_path))
+    with pytest.raises(ModelError, match="601 tokens; at most 500"):
+        bounds(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], *([["a", -1.0]] * 600)]})
 
 
 def test_other_slow_parts_keep_a_tokenizer_out_of_the_node(tmp_path: Path) -> None:

@@ -439,7 +439,7 @@ def _thinking_budget(tokens: int, text: TextModel, starts_in_reasoning: bool) ->
 
 def _check_ids(token_ids: Sequence[int], text: TextModel, param: str) -> None:
     for token_id in token_ids:
-        if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
+        if not text.has_id(token_id):
             # Python cannot convert a very long integer to text
             shown = token_id if token_id.bit_length() < 64 else "a huge number"
             raise InputError(f"{param} contains {shown}, which is not a token id of this model", param=param)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exo_mesh.api.core.image_trail import ImageTrail
+from exo_mesh.api.core.opening_pace import OpeningPace
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.tokenizers import FarTokenizers
@@ -27,13 +28,18 @@ from exo_mesh.weights.model_files import named
 T = TypeVar("T")
 
 MAX_OPEN = 8  # most text models in memory; a model with a large vocabulary takes about 50 MB
+
+MAX_OPEN_BYTES = 64 << 20
+"""Most bytes of their tokenizer.json files together; the one used last is kept in any case. The largest known has 33
+MB. A tokenizer takes some ten times as much memory as its file."""
+
 NUM_WORKERS = 8
 """Threads for text work. Those with long texts only wait for a process, and must not keep short texts waiting."""
 
 WORK_LIMIT_S = 30.0  # enough to tokenize megabytes of text
 
-_Version = tuple[Path, int]
-"""A directory, and the modification time of its tokenizer.json in ns."""
+_Version = tuple[Path, int, int]
+"""A directory, and the modification time in ns and the size of its tokenizer.json."""
 
 
 class TextModels:
@@ -53,12 +59,13 @@ class TextModels:
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="exo-mesh-text")
         self._tasks = TaskOwner()
-        self._lookups: SharedCalls[int] = SharedCalls()
+        self._lookups: SharedCalls[tuple[int, int]] = SharedCalls()
+        self._pace = OpeningPace()
 
     async def get(self, directory: Path) -> TextModel:
-        """The text model of a directory; it is read again if its tokenizer.json has changed. Raises ModelError."""
-        modified_ns = await self._lookups.get(directory, lambda: self.work(lambda: _modified_ns(directory)))
-        version = (directory, modified_ns)
+        """The text model of a directory; it is read again if its tokenizer.json has changed. Raises ModelError, and
+        OverloadError if too many models are opened."""
+        version = (directory, *await self._lookups.get(directory, lambda: self.work(lambda: _modified(directory))))
         if version in self._open:
             self._open.move_to_end(version)
             return self._open[version]
@@ -122,15 +129,16 @@ class TextModels:
 
     async def _read(self, version: _Version) -> TextModel:
         """Open a model for all requests that wait for it; it continues even if the first of them is cancelled."""
-        directory, modified_ns = version
+        directory, modified_ns, _ = version
         try:
-            text = await self.work(lambda: TextModel.open(directory))
+            async with self._pace.turn():
+                text = await self.work(lambda: self._pace.timed(lambda: TextModel.open(directory)))
             if text.template is not None:
                 text = await self._tried(text, text.template)
             text = self._tokenizers.attached(text, directory, modified_ns)
             if text.template is None or text.template.is_tried:  # else the next request tries again
                 self._open[version] = text
-            if len(self._open) > MAX_OPEN:
+            while len(self._open) > (MAX_OPEN if sum(size for _, _, size in self._open) <= MAX_OPEN_BYTES else 1):
                 self._open.popitem(last=False)
             return text
         finally:
@@ -148,8 +156,9 @@ class TextModels:
         return await self.work(lambda: text.with_template(whole))
 
 
-def _modified_ns(directory: Path) -> int:
+def _modified(directory: Path) -> tuple[int, int]:
     try:
-        return (directory / "tokenizer.json").stat().st_mtime_ns
+        found = (directory / "tokenizer.json").stat()
     except OSError as exc:
         raise ModelError(f"{named(directory / 'tokenizer.json')}: cannot be read: {exc.strerror}") from exc
+    return found.st_mtime_ns, found.st_size

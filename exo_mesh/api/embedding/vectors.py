@@ -109,7 +109,7 @@ class Vectors:
         if not encoded.ids:
             raise InputError(f"{param}: the text has no tokens", param=param)
         for token_id in encoded.ids:
-            if not 0 <= token_id < 2**31 or model.text.tokenizer.id_to_token(token_id) is None:
+            if not model.text.has_id(token_id):
                 # Python cannot convert a very long integer to text
                 shown = token_id if token_id.bit_length() < 64 else "a huge number"
                 raise InputError(f"{param} contains {shown}, which is not a token id of this model", param=param)

@@ -114,6 +114,19 @@ async def test_a_short_text_starts_no_process_and_a_long_one_does(texts: TextMod
     assert len(pids(texts)) == 1
 
 
+async def test_a_short_text_that_marks_make_long_is_marked_in_a_process(texts: TextModels, tmp_path: Path) -> None:
+    node = await texts.get(write_text_model(tmp_path))
+    made = await texts.work(lambda: node.marked("<|im_end|>" * 1600, MARK, []))
+    assert made.count(MARK) == 1600 and not pids(texts)
+    two = write_text_model(tmp_path / "two")
+    document = json.loads((two / "tokenizer.json").read_text())
+    document["added_tokens"].append({**document["added_tokens"][0], "id": 900, "content": "aa"})
+    (two / "tokenizer.json").write_text(json.dumps(document))
+    node = await texts.get(two)
+    made = await texts.work(lambda: node.marked("a" * 16_000, MARK, []))
+    assert made == MARK.join("a" * 16_000) and len(pids(texts)) == 1
+
+
 async def test_a_tokenizer_that_grows_ends_its_process_only(far: FarTokenizers, tmp_path: Path) -> None:
     now = [100.0]
     far._failures = RecentFailures(lambda: now[0])

@@ -1,4 +1,5 @@
-"""Tokenizers that grow: a few characters, or one token, become millions, in each part of tokenizer.json."""
+"""Tokenizers that grow: a few characters, or one token, become millions, in each part of tokenizer.json. Added tokens
+that overlap, and files of millions of values."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from tools.fuzz.models import Edit, ask_all, edit_json, hostile_models
 from tools.fuzz.rig import Rig
 
-COUNT, NUM_NODES, CLOSED = 8, 1, False
+COUNT, NUM_NODES, CLOSED = 10, 1, False
 FLAGS = ("--discovery", "none", "--models-dir", "DIRECTORY/models")
 MAX_NODE_SHARE = 1.6
 RARE = ("a", " ", "\u0130", "\ufdfa", "\u1e9e", "\U0001f468\u200d\U0001f469", "\u0f77", "\x00", "é")
@@ -99,9 +100,34 @@ def truncated(rng: random.Random, model: Path) -> None:
     file.write_bytes(rng.choice((content[: rng.randrange(len(content))], b"[" * 10**6, b"{}", b"null", b"")))
 
 
+def overlapping(rng: random.Random, model: Path) -> None:
+    """Adds tokens that begin one another, are parts of one another, or are of digits, as the marks in texts are."""
+    chars, most = rng.choice(("a ", " ", "0123456789", "a0", "<|a>")), rng.choice((2, 4, 200, 900))
+    drawn = ("".join(rng.choices(chars, k=rng.randint(1, most))) for _ in range(rng.choice((3, 30, 1000))))
+
+    def change(content: dict[str, Any]) -> None:
+        for index, text in enumerate(dict.fromkeys(drawn)):
+            flags = {name: rng.random() < 0.5 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+            content["added_tokens"].append({"id": 565 + index, "content": text, **flags})
+        content["normalizer"] = rng.choice((None, {"type": "NFKC"}, _step(rng, "a", 1), _step(rng, "1", 2)))
+
+    edit_json(model / "tokenizer.json", change)
+
+
+def values(rng: random.Random, model: Path) -> None:
+    """Adds up to 10 million values that nobody needs: numbers, texts, lists, or names."""
+    place, value = rng.choice(("{", '"model": {', '"added_tokens": [{', '"vocab": {')), rng.choice(("0", '""', "[[]]"))
+    number = rng.choice((10**5, 10**6, 10**7))
+    many = f"[{','.join([value] * number)}]"
+    names = "{" + ",".join(f'"{index:x}":0' for index in range(number // 4)) + "}"
+    file = model / "tokenizer.json"
+    file.write_text(file.read_text().replace(place, f'{place}"more": {rng.choice((many, names))},', 1))
+
+
 EDITS: dict[str, Edit] = {
     "normalizer": grown_normalizer, "decoder": grown_decoder, "added": added_tokens, "post": post_processor,
     "merges": merges, "pre": pre_tokenizer, "nested": nested, "truncated": truncated,
+    "overlapping": overlapping, "values": values,
 }  # fmt: skip
 
 
