@@ -72,8 +72,8 @@ def test_a_folder_has_three_to_thirty_modules() -> None:
 
 
 def test_a_node_is_made_of_parts() -> None:
-    made = constructions(ROOT / "exo_mesh" / "node" / "parts.py", "NodeParts")
-    assert 10 < len(made) <= 21, "a new part belongs into the factory of its package, parts.py"
+    made = constructions(ROOT / "exo_mesh" / "node" / "wiring.py", "NodeParts")
+    assert 10 < len(made) <= 21, "a new part belongs into the factory of its room, wiring.py"
     assert "NodeParts" in constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
 
 

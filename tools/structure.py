@@ -50,7 +50,7 @@ def _measured(folder: Path, without: Sequence[Path] = ()) -> Package:
 
 
 def constructions(file: Path, class_name: str) -> list[str]:
-    """Returns the classes, and factories `X.at`, that the constructor of a class and its `_new_*` helpers call."""
+    """Returns the classes, and factories `X.build`, that the constructor of a class and its `_new_*` helpers call."""
     found: list[str] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if not isinstance(node, ast.ClassDef) or node.name != class_name:

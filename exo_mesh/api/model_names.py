@@ -12,7 +12,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.errors import MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.node.model_desk import ModelService
+from exo_mesh.node.model_service import ModelService
 from exo_mesh.security.api_keys import Role
 
 MAX_PATH = 4096  # PATH_MAX of Linux; no directory has a longer path

@@ -19,7 +19,7 @@ from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
 from exo_mesh.models.names import is_name
-from exo_mesh.node.store_desk import StoreDesk
+from exo_mesh.node.store_service import StoreService
 
 MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
@@ -134,7 +134,7 @@ class ModelRoutes:
         return json_response({name: value for name, value in storage.items() if name not in hidden})
 
     @property
-    def _store(self) -> StoreDesk:
+    def _store(self) -> StoreService:
         if not self._any_store.is_configured:
             raise NoStoreError(
                 "no model store is configured: peers copy models from each other, and download the rest from the hub"

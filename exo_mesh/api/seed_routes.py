@@ -15,9 +15,9 @@ from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, model_of_request, named_model
+from exo_mesh.api.placement_options import errors_name, instance_spec
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
-from exo_mesh.api.wishes import errors_name, instance_spec
 from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 
 USUAL_ROUNDS, MOST_ROUNDS = 10, 100
 """Collections of the young generations between two of all objects: Python's default, and at most in a node. While a
@@ -59,7 +59,7 @@ def is_collection_due() -> bool:
 async def collect_while_few() -> None:
     """Collects among all objects when that is due and few tasks run, until cancelled."""
     while True:
-        await next_beat(LOOK_EVERY_S)
+        await next_wakeup(LOOK_EVERY_S)
         if is_collection_due() and len(asyncio.all_tasks()) <= FEW_TASKS:
             await asyncio.sleep(collect())
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from exo_mesh.base.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.default_paths import DEFAULT_API_URL
 from exo_mesh.settings.foreign import FLAGS
-from exo_mesh.settings.places import DEFAULT_API_URL
 from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import GROUPS, SETTINGS

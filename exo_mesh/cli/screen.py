@@ -21,7 +21,7 @@ from exo_mesh.domain.device import API, EDGE, FULL
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
 from exo_mesh.settings.config import home_of
-from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.settings.default_paths import DEFAULT_API_URL
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."

@@ -43,7 +43,7 @@ from exo_mesh.security.own_nodes import ListeningMark
 from exo_mesh.security.secret import exposure
 from exo_mesh.security.sessions import PageSessions
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
-from exo_mesh.settings.places import models_dirs, own_nodes_dir
+from exo_mesh.settings.default_paths import models_dirs, own_nodes_dir
 
 API_PORT_TRIES = 50
 _log = logging.getLogger(__name__)

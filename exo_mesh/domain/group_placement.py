@@ -8,7 +8,7 @@ from dataclasses import replace
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, groupings, joined_as_named
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import PlacementError
 

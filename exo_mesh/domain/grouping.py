@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.rdma_links import queue_pairs_needed
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError, PlacementError

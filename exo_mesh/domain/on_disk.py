@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.rings import Candidate, Group, Surroundings, is_meant
+from exo_mesh.domain.ring_candidates import Candidate, Group, Surroundings, is_meant
 from exo_mesh.domain.shard import KeptLayers
 
 MOST_STEPS = 10_000

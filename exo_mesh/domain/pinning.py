@@ -14,7 +14,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.on_disk import Ring
 from exo_mesh.domain.placement import make_plan, members_of, stage_parts
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
-from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
 
 PINNED = "pinned"

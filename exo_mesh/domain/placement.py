@@ -28,7 +28,7 @@ from exo_mesh.domain.footprint import (
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.on_disk import Ring, kept_rings
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.rings import (
+from exo_mesh.domain.ring_candidates import (
     NOTHING_KNOWN,
     Candidate,
     Group,

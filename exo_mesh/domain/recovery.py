@@ -17,7 +17,7 @@ from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import make_plan
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
-from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import PlacementError
 
 MAX_LOST = 8

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 
 LOOK_EVERY_S = 1.0
 LINGER_S = 30.0
@@ -75,7 +75,7 @@ class SleepLock:
         try:
             while True:
                 await self.look()
-                await next_beat(LOOK_EVERY_S)
+                await next_wakeup(LOOK_EVERY_S)
         finally:
             await self._release()
 

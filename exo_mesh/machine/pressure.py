@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
 from exo_mesh.machine.wired_leak import WiredLeak
 
@@ -145,7 +145,7 @@ class MemoryMonitor:
         """Runs until cancelled. A failed reading is logged once and retried; it must not end the node."""
         failing = False
         while True:
-            await next_beat(self._poll_s)
+            await next_wakeup(self._poll_s)
             before, was_tight = self.level, self._is_tight
             try:
                 self._take(self._snapshot(self._read()))

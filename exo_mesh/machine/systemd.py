@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 
 STATUS_EVERY_S = 5.0
 """How old the line in `systemctl status` may become."""
@@ -81,7 +81,7 @@ async def _keep_telling(notifier: Notifier, status: Callable[[], str]) -> None:
     # a third of the limit, so that two notifications may be late
     every_s = min(STATUS_EVERY_S, notifier.watchdog_s / 3) if notifier.watchdog_s else STATUS_EVERY_S
     while True:
-        await next_beat(every_s)
+        await next_wakeup(every_s)
         if notifier.watchdog_s:
             notifier.tell(WATCHDOG=1, STATUS=status())
         else:

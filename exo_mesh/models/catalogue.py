@@ -13,7 +13,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.calls import describe_model
-from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.models.served import ServedModels, served_card
 from exo_mesh.weights.fetched import read_manifest
@@ -55,7 +55,7 @@ class Catalogue:
         self,
         store: ModelStore,
         membership: Membership,
-        shelf: CardShelf | None = None,
+        shelf: CardStore | None = None,
         served: ServedModels | None = None,
     ) -> None:
         """shelf: the cards whose ids and aliases are names of models. served: what model servers have. By default there

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.device import Device
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, EngineSpeed, ModelSpeeds, fastest_first
@@ -167,7 +167,7 @@ class EngineSpeeds:
         quiet_at = loop.time() + self._quiet_s
         try:
             while True:
-                await next_beat(self._look_s)
+                await next_wakeup(self._look_s)
                 if needs.is_busy():
                     quiet_at = loop.time() + self._quiet_s
                 elif loop.time() >= quiet_at and (card := await self._next(needs)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 from exo_mesh.base.tasks import Bound
 from exo_mesh.errors import FetchError, OpenMeshError
-from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.fetcher.wire import FILES_ONLY
 from exo_mesh.models.local_files import Wants
@@ -21,7 +21,7 @@ class FetchesForPeers:
     obeys_peers: this node also uses the hub when a peer asks. In an open mesh a stranger could fill its disk.
     """
 
-    def __init__(self, downloads: Downloads, shelf: CardShelf, own_name: str, *, obeys_peers: bool) -> None:
+    def __init__(self, downloads: Downloads, shelf: CardStore, own_name: str, *, obeys_peers: bool) -> None:
         self._downloads = downloads
         self._shelf = shelf
         self._own_name = own_name

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.fetcher.wire import Tls
@@ -87,7 +87,7 @@ class FileExchange:
         while True:
             self._is_busy = is_busy()
             self._fetcher.pace(is_busy=self._is_busy)
-            await next_beat(PACE_EVERY_S)
+            await next_wakeup(PACE_EVERY_S)
 
     def _find(self, name: str) -> tuple[Path, str] | None:
         """Returns directory and digest of a model, for the file server's threads; GGUF files have no digest."""

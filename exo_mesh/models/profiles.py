@@ -7,8 +7,8 @@ from pathlib import Path
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
+from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
-from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.text.template import ChatTemplate, find_template
@@ -18,7 +18,7 @@ from exo_mesh.weights.model_files import read_json_if_there
 class Profiles:
     """The cached profiles. Templates are kept by the digest of a model's text files, as long as the model exists."""
 
-    def __init__(self, catalogue: Catalogue, shelf: CardShelf, texts: TextCache) -> None:
+    def __init__(self, catalogue: Catalogue, shelf: CardStore, texts: TextCache) -> None:
         self._catalogue = catalogue
         self._shelf = shelf
         self._texts = texts

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import printable
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.whole.served import MAX_SERVED, SERVED_ARCHITECTURE, SERVED_DIGEST, ServedModel, ServerReport
@@ -141,7 +141,7 @@ class ServedModels:
         """Looks at the servers here every LOOK_EVERY_S; returns at once if this node has no engine for any."""
         while self._servers:
             await self.look()
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
 
     async def look(self) -> None:
         """Asks every server here once, and publishes what has changed."""

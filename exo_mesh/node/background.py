@@ -7,7 +7,7 @@ from functools import partial
 from exo_mesh.base.gc_pauses import collect_while_few
 from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.node.housekeeping import Housekeeping, keep_addresses, keep_awake, keep_rdma_ports
-from exo_mesh.node.parts import NodeParts
+from exo_mesh.node.wiring import NodeParts
 from exo_mesh.rings.hosting.certificate_renewal import Renewal
 from exo_mesh.rings.hosting.ring_energy import keep_ring_energy
 from exo_mesh.rings.placing.preloading import preload

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
-from exo_mesh.base.wakeups import next_beat, until_beat
+from exo_mesh.base.wakeups import next_wakeup, until_wakeup
 from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.awake import SleepLock, commands_here
@@ -17,12 +17,12 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.service import Downloads
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.gauges import describe_node, show_downloads, show_machine, show_mesh
 from exo_mesh.node.health import Health
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
-from exo_mesh.rings.hosting.parts import HostingParts
+from exo_mesh.rings.hosting.wiring import HostingParts
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
@@ -68,7 +68,7 @@ class Housekeeping:
         while True:
             await self._look()
             self._show()
-            await self._membership.changed.wait(until_beat(ROUND_S))
+            await self._membership.changed.wait(until_wakeup(ROUND_S))
 
     async def _look(self) -> None:
         catalogue, room = self._models.catalogue, self._models.downloads.room
@@ -94,7 +94,7 @@ class Housekeeping:
 async def keep_addresses(membership: Membership, host: str, port: int, types: Collection[str] = ()) -> None:
     """Checks the node's addresses every ADDRESSES_EVERY_S, without end, and publishes them when they change."""
     while True:
-        await next_beat(ADDRESSES_EVERY_S)
+        await next_wakeup(ADDRESSES_EVERY_S)
         now = this_machine.addresses(host, port, types)
         if now != membership.own.addresses:
             _log.info("the addresses of this node changed to %s", ", ".join(now))
@@ -109,7 +109,7 @@ async def keep_rdma_ports(membership: Membership) -> None:
         ports = rdma_ports(await asyncio.to_thread(read_thunderbolt))
         if ports != membership.own.rdma_ports:
             membership.describe(replace(membership.own, rdma_ports=ports))
-        await next_beat(CABLES_EVERY_S)
+        await next_wakeup(CABLES_EVERY_S)
 
 
 async def keep_awake(observation: Observation, downloads: Downloads) -> None:

@@ -8,7 +8,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE, SERVED_DIGEST
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.rings.placing.instances import Instances
 
 

@@ -23,7 +23,7 @@ from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.mesh.discovery.port import Announcement, Discovery
 from exo_mesh.mesh.discovery.static import StaticDiscovery
 from exo_mesh.node.background import start_background
-from exo_mesh.node.parts import NodeParts, Tuning
+from exo_mesh.node.wiring import NodeParts, Tuning
 from exo_mesh.rings.placing.hostfile_rank import own_rank
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings

@@ -35,10 +35,10 @@ from exo_mesh.node.inspection.describe import (
 )
 from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.node.inspection.otlp.exporter import TraceExporter
-from exo_mesh.rings.hosting.parts import HostingParts
+from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.serving.explanations import Explanation
-from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
 
 

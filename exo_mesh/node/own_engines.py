@@ -13,7 +13,7 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.machine import this_machine
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.engine_speeds import SpeedNeeds
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.settings.config import Settings
 

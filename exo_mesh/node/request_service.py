@@ -11,7 +11,7 @@ from exo_mesh.mesh.membership.port import raise_bugs
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.serving.calls import cancel
-from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.rings.serving.wiring import ServingParts
 
 
 class RequestService:

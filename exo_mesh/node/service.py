@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.inspection.service import InspectionService
-from exo_mesh.node.instance_desk import InstanceService
-from exo_mesh.node.model_desk import ModelService
+from exo_mesh.node.instance_service import InstanceService
+from exo_mesh.node.model_service import ModelService
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.request_service import RequestService
-from exo_mesh.node.store_desk import StoreDesk
-from exo_mesh.rings.hosting.parts import HostingParts
-from exo_mesh.rings.hosting.peer_desk import PeerService
-from exo_mesh.rings.placing.parts import InstanceParts
-from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.node.store_service import StoreService
+from exo_mesh.rings.hosting.peer_service import PeerService
+from exo_mesh.rings.hosting.wiring import HostingParts
+from exo_mesh.rings.placing.wiring import InstanceParts
+from exo_mesh.rings.serving.wiring import ServingParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Services:
     instances: InstanceService
     requests: RequestService
     peers: PeerService
-    store: StoreDesk
+    store: StoreService
     observation: Observation
     inspection: InspectionService
 
     @staticmethod
-    def at(
+    def build(
         membership: Membership,
         models: ModelParts,
         hosting: HostingParts,
@@ -50,7 +50,7 @@ class Services:
             InstanceService(membership, models, owning),
             RequestService(membership, hosting.host, serving, phase),
             PeerService(membership, hosting.host, hosting.runner_history.guard),
-            StoreDesk(membership, models.catalogue, models.downloads.store, model_service),
+            StoreService(membership, models.catalogue, models.downloads.store, model_service),
             observation,
             observation.inspection,
         )

@@ -9,7 +9,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 
 LOOK_EVERY_S = 3.0
 """Interval of the file checks. certbot replaces a certificate every two months, and no one waits for it."""
@@ -32,7 +32,7 @@ class ApiTls:
     async def keep(self, look_every_s: float = LOOK_EVERY_S) -> None:
         """Reload changed files until cancelled."""
         while True:
-            await next_beat(look_every_s)
+            await next_wakeup(look_every_s)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 
 PATIENCE_S = 5.0
 LOOK_EVERY_S = 1.0
@@ -92,6 +92,6 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
     async def watch(self) -> None:
         """Log the reports until cancelled."""
         while True:
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
             if line := self.report():
                 _log.warning("%s", line)

@@ -24,7 +24,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.mesh.discovery.peers_file import read_peers
 from exo_mesh.mesh.discovery.static_group import read_hostfile
 from exo_mesh.mesh.discovery.tailscale import read_key
-from exo_mesh.models.cards.shelf import _text_of
+from exo_mesh.models.cards.card_store import _text_of
 from exo_mesh.security.api_keys import KeyFile
 from exo_mesh.security.api_tls import read_pem
 from exo_mesh.security.secret import read_secret_file

@@ -11,7 +11,7 @@ from exo_mesh.cli.verbs.preview import _WISHES
 from exo_mesh.cli.wording import _FLAGS, in_words_of_flags, names_for, reworded
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import refuse_too_few
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.errors import InputError, MeshError, TransportError
 
 IDS = ("0a1b2c3d" + "0" * 24, "4e5f6071" + "0" * 24)

@@ -18,7 +18,7 @@ from exo_mesh.domain.pinning import Pin, solve_pinned
 from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import recover
-from exo_mesh.domain.rings import Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import Candidate, Surroundings
 from exo_mesh.domain.tensor_group import TensorGroup, sharded
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B

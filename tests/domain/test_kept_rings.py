@@ -16,7 +16,7 @@ from exo_mesh.domain.grouping import joined
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import POLICIES, solve, solve_with_most_context
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.rings import Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import Candidate, Surroundings
 from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.errors import PlacementError
 

@@ -14,7 +14,7 @@ from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS, stage_
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import solve, solve_with_most_context, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.rings import Candidate, Surroundings, by_tier
+from exo_mesh.domain.ring_candidates import Candidate, Surroundings, by_tier
 from exo_mesh.errors import PlacementError
 
 GB = 10**9

@@ -15,7 +15,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import PINNED, Pin, solve_pinned
 from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B, place
 

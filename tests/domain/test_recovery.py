@@ -13,7 +13,7 @@ from exo_mesh.domain.footprint import stage_bytes
 from exo_mesh.domain.placement import solve
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
-from exo_mesh.domain.rings import NOTHING_KNOWN, Candidate, Surroundings
+from exo_mesh.domain.ring_candidates import NOTHING_KNOWN, Candidate, Surroundings
 from exo_mesh.errors import PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B
 

@@ -15,7 +15,7 @@ import pytest
 
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import FetchError, ModelError, NotFetchedError, OpenMeshError, UnknownModelError
-from exo_mesh.models import parts
+from exo_mesh.models import wiring
 from exo_mesh.models.calls import INTRODUCE, PULL
 from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
 from exo_mesh.node.node import Node
@@ -177,7 +177,7 @@ def is_fetched(root: Path, name: str, model: str) -> bool:
 async def test_a_node_that_ends_in_mid_pull_goes_on_by_itself_when_it_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "RESUME_AFTER_S", 0.0)
+    monkeypatch.setattr(wiring, "RESUME_AFTER_S", 0.0)
     model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=6, hidden=512, shards=4), repeat=True)
     with LoopbackHub() as hub:
         hub.add("org/tiny", model_dir)

@@ -13,7 +13,7 @@ import pytest
 from exo_mesh.domain import staging
 from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.node.node import Node
-from exo_mesh.node.store_desk import StoreDesk
+from exo_mesh.node.store_service import StoreService
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.weights.fetched import read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -60,7 +60,7 @@ async def started(root: Path, name: str, *others: Node, **settings: Any) -> Asyn
         await node.stop()
 
 
-def store_of(node: Node) -> StoreDesk:
+def store_of(node: Node) -> StoreService:
     assert node.store.is_configured
     return node.store
 

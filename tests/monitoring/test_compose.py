@@ -14,7 +14,7 @@ import pytest
 import yaml
 from jsonschema.validators import validator_for
 
-from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.settings.default_paths import DEFAULT_API_URL
 from tests.support.dashboards import MONITORING
 
 COMPOSE = ["docker-compose.yml", "docker-compose.logs.yml"]

@@ -17,15 +17,14 @@ from tools.bench.__main__ import main as bench_main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.stem for path in DOCS.rglob("*.md") if path != DOCS / "README.md")
-NAMES_OF_AN_OLDER_PLAN = "acceptance"
+PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.glob("*/**/*.md"))
+NAMES_OF_AN_OLDER_PLAN = "how-it-works/acceptance"
 """Names files and tests that do not exist here, beside those that do; tests/acceptance checks it."""
 RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "LM Studio")
 
 
 def path_of(page: str) -> Path:
-    (path,) = DOCS.rglob(f"{page}.md")
-    return path
+    return DOCS / f"{page}.md"
 
 
 def text_of(page: str) -> str:
@@ -77,7 +76,11 @@ def test_every_test_script_and_tool_that_a_page_names_exists(page: str) -> None:
 
 
 def test_each_figure_about_us_in_the_comparison_has_its_command() -> None:
-    section = text_of("comparison").partition("## What exo-mesh does better")[2].partition("What is not a figure")[0]
+    section = (
+        text_of("how-it-works/comparison")
+        .partition("## What exo-mesh does better")[2]
+        .partition("What is not a figure")[0]
+    )
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 6
     for what, ours, _, command in rows:
@@ -86,7 +89,7 @@ def test_each_figure_about_us_in_the_comparison_has_its_command() -> None:
 
 
 def test_the_comparison_names_each_program_with_its_source_and_gaps_on_both_sides() -> None:
-    text = text_of("comparison")
+    text = text_of("how-it-works/comparison")
     sources = text.partition("Sources:")[2].partition("\n\n")[0]
     assert all(rival in sources for rival in RIVALS) and sources.count("https://") >= len(RIVALS)
     assert "## What others do better today" in text and "## What exo-mesh does better" in text
@@ -95,7 +98,7 @@ def test_the_comparison_names_each_program_with_its_source_and_gaps_on_both_side
 
 
 def test_the_split_of_the_mixed_mesh_is_what_placement_computes() -> None:
-    text = " ".join(text_of("mixed-mesh").split())
+    text = " ".join(text_of("start/mixed-mesh").split())
     memory_pattern = r"with ([\d.]+), ([\d.]+) and ([\d.]+) GB usable, "
     shown = re.search(memory_pattern + r"a model of (\d+) layers is cut about (\d+), (\d+) and (\d+)", text)
     assert shown is not None

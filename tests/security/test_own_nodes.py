@@ -33,7 +33,7 @@ from exo_mesh.security.own_nodes import (
     registered_homes,
     token_for,
 )
-from exo_mesh.settings.places import own_nodes_dir
+from exo_mesh.settings.default_paths import own_nodes_dir
 from tests.cli.closed_port import closed_port
 from tests.cli.test_main import ASKING
 from tests.security.test_api_tls import write_pair

@@ -18,7 +18,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.node.node import Node
-from exo_mesh.node.parts import Tuning
+from exo_mesh.node.wiring import Tuning
 from exo_mesh.rings.hosting.runner_starter import HostLimits
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.rings.serving.request_run import Patience

@@ -73,13 +73,13 @@ def test_a_mark_in_the_text_of_a_message_is_refused(tmp_path: Path, prompt: str)
         ({"model_type": "llama"}, CROP, "no vision tower"),
         ({"model_type": "mllama", "vision_config": {}}, CROP, "of the family mllama"),
         (QWEN, None, "preprocessor_config.json is missing"),
-        ({**QWEN, "image_token_id": 9}, CROP, "no token of the tokenizer"),
+        ({**QWEN, "image_token_id": 9}, CROP, "not a token of the tokenizer"),
         (GEMMA, {**SQUARE, "do_pan_and_scan": True}, "do_pan_and_scan is true"),
         (GEMMA, {**SQUARE, "rescale_factor": 1}, "rescale_factor"),
         (LLAVA, {"size": {"shortest_edge": 14}, "crop_size": {"height": 14, "width": 14}}, "the tower takes 28 x 28"),
         ({**LLAVA, "vision_config": {"model_type": "pixtral"}}, CROP, "supported are clip_vision_model"),
         (QWEN, {"image_mean": [1, 2]}, "vision settings cannot be used"),
-        (QWEN, {"resample": 77}, "no filter"),
+        (QWEN, {"resample": 77}, "not a filter"),
     ],
 )
 def test_the_reason_why_a_model_takes_no_images_is_named(

@@ -61,6 +61,10 @@ def test_the_preflight_says_how_much_memory_there_is() -> None:
     assert start("tools.preflight", "--need-gb", "0.001").startswith("OK")
 
 
+def test_the_page_of_settings_is_up_to_date() -> None:
+    assert start("tools.settings_page", "--check") == ""
+
+
 def test_the_structure_is_counted() -> None:
     assert "a node makes" in start("tools.structure")
 

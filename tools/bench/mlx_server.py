@@ -24,8 +24,8 @@ from exo_mesh.cli.bench.load import Question
 from exo_mesh.cli.client.local_mesh import free_port
 from exo_mesh.cli.verbs.bench import print_result
 from exo_mesh.errors import DeadlineError, EngineError
+from exo_mesh.settings.default_paths import models_dirs
 from exo_mesh.settings.loading import load_settings
-from exo_mesh.settings.places import models_dirs
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
 

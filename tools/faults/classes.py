@@ -165,7 +165,7 @@ CLASSES: Mapping[str, FaultClass] = {
     "F22": FaultClass(
         "stages that compute a little differently",
         (f"{_ENGINE}::test_stages_that_differ_a_little_stay_in_step",
-         "models/test_mixing.py::test_engines_that_differ_are_refused_with_the_measured_difference"),
+         "models/test_mixed_ring_test.py::test_engines_that_differ_are_refused_with_the_measured_difference"),
     ),
     "F23": FaultClass(
         "reading the machine's state fails",

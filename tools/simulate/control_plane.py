@@ -255,7 +255,7 @@ class SimNode(SimPeer):
         models = LocalModels(lambda name: CARD, lambda name: Path("/nowhere"))
         clock = self.network.loop.time
         around, free = StageSurroundings(membership), MemoryReading(30 * GB, 24 * GB)
-        history = RunnerHistory.at(settings, membership.own.id, Disk(settings.home), clock)
+        history = RunnerHistory.build(settings, membership.own.id, Disk(settings.home), clock)
         make: Any = lambda label, start, *args, **kwargs: SimRunner(self, start)  # noqa: E731
         starter = RunnerStarter(
             settings, models, lambda: free, None, USUAL_LIMITS, history, around.engine, make, why_no_layers=""

@@ -16,7 +16,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
-from exo_mesh.mesh.membership import parts
+from exo_mesh.mesh.membership import wiring
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.wire.call_access import OwnCalls
@@ -96,7 +96,7 @@ class SimPeer:
     async def before_refute(self) -> None: ...
 
     def answers(self) -> list[AnyAnswer]:
-        return parts.answers(self.membership, OwnCalls(self.membership.own.id))
+        return wiring.answers(self.membership, OwnCalls(self.membership.own.id))
 
     def prefixes(self) -> dict[str, bytes]:
         return {}

@@ -24,8 +24,8 @@ from exo_mesh.domain.routing.replicas import (
     ReplicaUse,
 )
 from exo_mesh.domain.routing.speed import Speed, Speeds
+from exo_mesh.rings.serving.dispatcher import LOOK_EVERY_S, MOST_LOOKS
 from exo_mesh.rings.serving.request_run import LOOK_AGAIN_S
-from exo_mesh.rings.serving.rings import LOOK_EVERY_S, MOST_LOOKS
 from tools.simulate.served import SimInstance, SimRequest
 
 TICK_S = 1.0

@@ -19,7 +19,7 @@ from exo_mesh.base.tasks import SharedCalls, TaskOwner
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.models.entry import ModelEntry
-from exo_mesh.node.model_desk import ModelService
+from exo_mesh.node.model_service import ModelService
 from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel

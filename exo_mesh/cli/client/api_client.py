@@ -22,7 +22,7 @@ from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.own_nodes import OwnNode, is_on_this_machine, node_at, token_for
 from exo_mesh.settings.config import ConfigError
-from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.settings.default_paths import DEFAULT_API_URL
 
 READ_DEADLINE_S = 10.0
 SESSION_RETRY_S = 60.0

@@ -12,8 +12,8 @@ from exo_mesh.security.api_tls import read_pem
 from exo_mesh.security.own_nodes import live_nodes, registered_homes
 from exo_mesh.settings import values
 from exo_mesh.settings.config import ConfigError, Settings, home_of
+from exo_mesh.settings.default_paths import DEFAULT_API_URL, own_nodes_dir
 from exo_mesh.settings.loading import load_settings
-from exo_mesh.settings.places import DEFAULT_API_URL, own_nodes_dir
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:

@@ -19,7 +19,7 @@ from exo_mesh.engine.floors import too_old
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings
-from exo_mesh.settings.places import models_dirs
+from exo_mesh.settings.default_paths import models_dirs
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
 """Packages that every node needs."""

@@ -13,7 +13,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.addresses import Interface, LinkKind, advertised, dialable, joined, split
 from exo_mesh.errors import TransportError
 from exo_mesh.machine.interfaces import read_interfaces
@@ -155,7 +155,7 @@ class MdnsDiscovery:
 
     async def _keep_fresh(self, own: Announcement, suggest: Suggest, interfaces: list[Interface]) -> None:
         while True:
-            await next_beat(REFRESH_EVERY_S)
+            await next_wakeup(REFRESH_EVERY_S)
             now = self._read()
             if now != interfaces:
                 interfaces = now

@@ -20,7 +20,7 @@ from typing import Any
 
 from exo_mesh.base.printable import counted
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError
 from exo_mesh.mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
@@ -156,7 +156,7 @@ class PeersFileDiscovery:
                 suggested_at = loop.time()
                 for address in self.addresses:
                     suggest(address)
-            await next_beat(self._check_every_s)
+            await next_wakeup(self._check_every_s)
 
     def reread(self) -> bool:
         """Check the file; True if its peers changed. Runs without a thread: the file is local and at most a

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.mesh.membership.calls import share_keys
 from exo_mesh.mesh.membership.peers import Peer
@@ -45,7 +45,7 @@ class KeySharing:
         self._saving = asyncio.Lock()
 
     @classmethod
-    def at(cls, settings: Settings, membership: Membership) -> KeySharing:
+    def build(cls, settings: Settings, membership: Membership) -> KeySharing:
         """The key sharing for the key file in a node's home."""
         return cls(KeyFile(settings.home / FILE_NAME), membership, is_closed=bool(settings.secret))
 
@@ -66,7 +66,7 @@ class KeySharing:
                 await self._compare()
             except OSError as exc:
                 _log.warning("cannot read or share the API keys, retrying: %s", exc)
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
 
     async def compare(self, digest: int, received: Sequence[ApiKey] | None) -> tuple[int, list[ApiKey]]:
         """Take the keys that a peer sends or, if it sends none (None), compare its digest. Returns the digest of this

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.base.wakeups import until_beat
+from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.addresses import MAX_PROBE_BYTES, Interface, Path, best_path, dialable, link_kind
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.interfaces import recent_interfaces
@@ -79,7 +79,7 @@ class PathKeeper:
     async def run(self) -> None:
         pause_s = TICK_S
         while True:
-            await asyncio.sleep(until_beat(TICK_S) if pause_s == TICK_S else pause_s)
+            await asyncio.sleep(until_wakeup(TICK_S) if pause_s == TICK_S else pause_s)
             pause_s = TICK_S
             peers = self._membership.peers
             for known in (self._measured_at, self._transferred_at, self._num_alike):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.base.wakeups import until_beat
+from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_SETTINGS, SharedSetting, SharedSettings
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.settings.effective import SHARED, EffectiveSettings
@@ -75,7 +75,7 @@ class SettingSharing:
             self._look()
             self._settle()
             await self._save()
-            await self._membership.changed.wait(until_beat(LOOK_EVERY_S))
+            await self._membership.changed.wait(until_wakeup(LOOK_EVERY_S))
 
     def _look(self) -> None:
         """Merge the tables that the records of peers have now."""

@@ -16,8 +16,8 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.checks import FileChecks, OnWrong
-from exo_mesh.models.downloads.introductions import Introductions
 from exo_mesh.models.downloads.jobs import FetchJobs, new_info
+from exo_mesh.models.downloads.model_headers import ModelHeaders
 from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
@@ -60,7 +60,7 @@ class Downloads:
         self._use = use = ModelUse(membership)
         sources = ModelSources(membership, files, rules, store)
         self.room = ModelRoom(files, disk, rules, store, use, records, on_change)
-        self._introductions = Introductions(catalogue, files, fetcher, sources, use, records, on_change)
+        self._introductions = ModelHeaders(catalogue, files, fetcher, sources, use, records, on_change)
         self._checks = checks = FileChecks(membership, files, fetcher, sources, self._tasks, on_wrong)
         self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, records, checks, self._tasks, on_change)
 

@@ -16,9 +16,9 @@ from exo_mesh.node.inspection.mesh_traces import MeshTraces
 from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.runner_cancels import RunnerCancels
 from exo_mesh.node.inspection.trace_keeper import DAY_S, TraceKeeper
-from exo_mesh.rings.hosting.parts import HostingParts
-from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.serving.traces import RequestTrace
+from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
 from exo_mesh.wire.peer_call import AnyAnswer, answer
 

@@ -6,7 +6,7 @@ import datetime
 import logging
 from collections.abc import Callable
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.machine import this_machine
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
@@ -60,7 +60,7 @@ class Renewal:
     async def keep(self) -> None:
         """Renew the certificate whenever it is due, until cancelled."""
         while True:
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
             await self.renew_if_due()
 
     async def renew_if_due(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import MeshError
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
@@ -60,7 +60,7 @@ class Hops:
     async def keep(self) -> None:
         """Check until cancelled whether peers are reached by another address now, or by none."""
         while True:
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
             await self.look()
 
     async def look(self) -> None:

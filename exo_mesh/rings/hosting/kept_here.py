@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from exo_mesh import __version__
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.shard import MAX_KEPT, KeptLayers
 from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS
 from exo_mesh.engine.registry import provider
@@ -75,7 +75,7 @@ class KeptHere:
                 on_disk = await asyncio.to_thread(self.read)
                 if on_disk != self._membership.own.on_disk:
                     self._membership.describe(replace(self._membership.own, on_disk=on_disk))
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
 
     def _is_usable(self, maker: KvMaker) -> bool:
         """Whether a stage that starts now would use the files of a maker."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 from exo_mesh.domain.device import MAX_HOPS, EntryRequests, HopReading, Telemetry
 from exo_mesh.domain.health import Reason
-from exo_mesh.machine.parts import MachineParts
+from exo_mesh.machine.wiring import MachineParts
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost

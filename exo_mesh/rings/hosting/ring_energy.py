@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
@@ -20,7 +20,7 @@ async def keep_ring_energy(membership: Membership, host: StageHost, metrics: Har
     energy = RingEnergy()
     metrics.sources.append(energy.samples)
     while True:
-        await next_beat(WINDOW_S)
+        await next_wakeup(WINDOW_S)
         if energy.totals or any(stage.is_driver for stage in host.beats()):
             take_window(membership, host, energy)
 

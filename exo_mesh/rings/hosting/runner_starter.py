@@ -57,7 +57,7 @@ class RunnerHistory:
     pid_files: PidFiles
 
     @staticmethod
-    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
+    def build(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
         """The history in the home of a node."""
         quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
         guard = Guard(own_id, quarantine, settings.engine_options, clock)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.telemetry.metrics import Metrics
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
@@ -441,7 +441,7 @@ class StageHost:
     async def _keep_expiring(self) -> None:
         while True:
             due = self._clock() + EXPIRE_EVERY_S
-            await next_beat(EXPIRE_EVERY_S)
+            await next_wakeup(EXPIRE_EVERY_S)
             if self._clock() > due + STOOD_STILL_S:
                 continue  # this node was suspended: no owner could watch a stage or renew its lease
             async with self._turn:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.device import API, PeerInfo, Telemetry
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.routing.replicas import SMALL, ModelLoad, ReplicaAction, ReplicaPolicy, ReplicaUse
@@ -72,7 +72,7 @@ class AutoReplicas:
 
     async def _follow(self) -> None:
         while True:
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
             await self._look()
 
     async def _look(self) -> None:

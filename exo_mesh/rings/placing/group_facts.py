@@ -19,7 +19,7 @@ from exo_mesh.domain.grouping import GroupFacts, GroupWish, WishedBackend
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.domain.rdma_links import queue_pairs_left, rdma_devices, static_groups
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
 from exo_mesh.engine.contract import Groupable
 from exo_mesh.engine.registry import Registry

@@ -15,7 +15,7 @@ from typing import Any
 
 from exo_mesh.base.printable import counted
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.base.wakeups import until_beat
+from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
@@ -24,12 +24,12 @@ from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.rings.placing.known_rings import KnownRings
 from exo_mesh.rings.placing.liveness import StageLook
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.rings.placing.recoverer import Recoverer
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError
+from exo_mesh.rings.placing.ring_history import RingHistory
 from exo_mesh.rings.placing.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.silent_owners import SilentOwners
@@ -60,7 +60,7 @@ class OwnedRings:
     ) -> None:
         """idle_s: how long a ring of this node may be idle before it is unloaded; 0: for ever."""
         self.monitors: dict[str, RingMonitor] = {}
-        self.known = KnownRings(membership, members)
+        self.known = RingHistory(membership, members)
         self.use = use
         self.unused = UnusedRings(membership, self.monitors, idle_s)
         self._recoverer = recoverer
@@ -282,7 +282,7 @@ class OwnedRings:
             for instance_id in self.unused.due(asyncio.get_running_loop().time()):
                 self.unload(instance_id)
             await self._end_orphans(asyncio.get_running_loop().time())
-            await self._membership.changed.wait(until_beat(ORDER_EVERY_S))
+            await self._membership.changed.wait(until_wakeup(ORDER_EVERY_S))
 
     async def _end_deleted(self) -> None:
         """End what was deleted, regardless of who placed, adopted or recovers it: stages on this node and rings it

@@ -34,9 +34,9 @@ from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.candidate_pool import CandidatePool
 from exo_mesh.rings.placing.group_facts import GroupKnowledge, times_of
 from exo_mesh.rings.placing.members import Members
-from exo_mesh.rings.placing.outlook import FIGURES_S
 from exo_mesh.rings.placing.planner import Planner
 from exo_mesh.rings.placing.refused_stages import BallotBeatenError, RefusedStages, StageFailedError
+from exo_mesh.rings.placing.retryable import FIGURES_S
 from exo_mesh.rings.placing.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.spec import InstanceSpec

@@ -17,7 +17,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import solve_pinned
 from exo_mesh.domain.placement import most_context, solve, solve_with_most_context, with_caps
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.rings import DEFAULT_HOP_S, Candidate, Surroundings, by_tier, without
+from exo_mesh.domain.ring_candidates import DEFAULT_HOP_S, Candidate, Surroundings, by_tier, without
 from exo_mesh.domain.speed.engine_speed import Prediction, predict, speed_of
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import (
@@ -26,11 +26,11 @@ from exo_mesh.errors import (
     PlacementError,
 )
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.mixed_ring_test import MixedRingTest
 from exo_mesh.models.surveys import Surveys, as_held
 from exo_mesh.rings.placing.candidate_pool import CandidatePool
 from exo_mesh.rings.placing.group_facts import GroupKnowledge
-from exo_mesh.rings.placing.outlook import finds_plan, judged, memory_in_use
+from exo_mesh.rings.placing.retryable import finds_plan, judged, memory_in_use
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.settings.effective import EffectiveSettings
 
@@ -45,7 +45,7 @@ class Planner:
         effective: EffectiveSettings,
         membership: Membership,
         surveys: Surveys,
-        mixing: Mixing,
+        mixing: MixedRingTest,
         pool: CandidatePool,
         groups: GroupKnowledge,
     ) -> None:

@@ -17,7 +17,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
-from exo_mesh.domain.rings import Candidate, Surroundings, by_tier
+from exo_mesh.domain.ring_candidates import Candidate, Surroundings, by_tier
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
@@ -32,7 +32,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.mixed_ring_test import MixedRingTest
 from exo_mesh.rings.placing.lost_hops import LostHops
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.planner import Planner, ring_of
@@ -77,7 +77,7 @@ class Recoverer:
         members: Members,
         catalogue: Catalogue,
         planner: Planner,
-        mixing: Mixing,
+        mixing: MixedRingTest,
         metrics: Metrics,
         runner_limits: RunnerLimits,
         use: RingUse,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from exo_mesh.base.tasks import ChangeSignal, TaskOwner
-from exo_mesh.base.wakeups import until_beat
+from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.agreement import TensorShape, boundary_defect
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
@@ -244,7 +244,7 @@ class RingMonitor:
                     self._lose(StageLostError(f"{seat} is out of reach: {error}"), seat)
                     return
             is_calm = not self._broken and not self._silent.is_checking
-            await self._broke.wait(until_beat(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
+            await self._broke.wait(until_wakeup(CALM_JUDGE_EVERY_S) if is_calm else JUDGE_EVERY_S)
 
     def _choose_pings(self, now: float) -> None:
         """Read the reports over connections with few pings (see ControlPort.stream) once no request has used the ring

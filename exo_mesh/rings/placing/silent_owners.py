@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Collection
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.plan import Ballot, Seat
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.mesh.membership.service import Membership
@@ -53,7 +53,7 @@ class SilentOwners:
                 self.looks_at(instance).step({})
             if self._ownerless() and self._use.notice_awaited():
                 self._membership.changed.beat()
-            await next_beat(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S if rings else CALM_LOOK_EVERY_S)
 
     async def close(self) -> None:
         """End the checks that run."""

@@ -24,23 +24,23 @@ from exo_mesh.errors import (
     SupersededError,
     error_from_code,
 )
-from exo_mesh.rings.runner.beginnings import Beginnings
 from exo_mesh.rings.runner.callers import Callers
 from exo_mesh.rings.runner.generation import Generation, prefill_events
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.laps import LapTimes
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.outputs import Outputs
-from exo_mesh.rings.runner.places import QueuePlaces
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.digest import DigestMaker
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
+from exo_mesh.rings.runner.queue_places import QueuePlaces
 from exo_mesh.rings.runner.replays import Replays
 from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.sequence_starts import SequenceStarts
 from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 IDLE_LAP_S = 5.0
@@ -94,7 +94,9 @@ class Driver:
         self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
         self.callers = Callers(ballot)
         self.places = QueuePlaces(self._scheduler, self._live, self.callers)
-        self.beginnings = Beginnings(self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix, disk)
+        self.beginnings = SequenceStarts(
+            self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix, disk
+        )
         self.outputs = Outputs(self._scheduler, self._live, self.callers, grammars, self._end, self.pump)
         self.replays = Replays()
         self.laps = LapTimes()

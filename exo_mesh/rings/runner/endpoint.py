@@ -18,7 +18,7 @@ from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.rings.runner.driver_service import DriverService
 from exo_mesh.rings.runner.inbox import Change, Reassure
-from exo_mesh.rings.runner.places import SIGN_OF_LIFE_S
+from exo_mesh.rings.runner.queue_places import SIGN_OF_LIFE_S
 from exo_mesh.rings.runner.ranks import RankLinks, watch_leader
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from exo_mesh.base.printable import quoted
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import InputError, MeshError, UnknownAnswerError
 from exo_mesh.mesh.membership.port import raise_bugs
 from exo_mesh.mesh.membership.service import Membership
@@ -40,7 +40,7 @@ class KeptDesk:
     async def keep_tidy(self) -> None:
         """Until cancelled: drop answers whose time is over, also if nobody asks for them."""
         while True:
-            await next_beat(TIDY_EVERY_S)
+            await next_wakeup(TIDY_EVERY_S)
             self._kept.tidy()
 
     def keep(self, answer: KeptAnswer) -> None:

@@ -33,10 +33,10 @@ from exo_mesh.errors import (
     OverloadError,
     StageLostError,
 )
+from exo_mesh.rings.serving.dispatcher import Dispatcher
+from exo_mesh.rings.serving.instance_timing import LegTimes
 from exo_mesh.rings.serving.journal import JournalEntry
-from exo_mesh.rings.serving.leg_times import LegTimes
 from exo_mesh.rings.serving.redial import Redial
-from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.wire.control_driver import DriverStreamError, Silences
 
 PROGRESS_EVERY_S = 1.0
@@ -104,7 +104,7 @@ class RequestRun:
     ring. It has no timers: a watchdog calls `check`.
     """
 
-    def __init__(self, entry: JournalEntry, rings: Rings, patience: Patience, meter: RequestMeter) -> None:
+    def __init__(self, entry: JournalEntry, rings: Dispatcher, patience: Patience, meter: RequestMeter) -> None:
         self.state = RunState.REPLAYING
         self._entry = entry
         self._rings = rings

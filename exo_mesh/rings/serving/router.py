@@ -9,11 +9,11 @@ from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.request_metrics import RequestMeter, RequestMetrics
 from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import MeshError, code_of
+from exo_mesh.rings.serving.dispatcher import Dispatcher
 from exo_mesh.rings.serving.history import FINE, message_for_the_log
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_run import Patience, RequestRun, RunState
-from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.rings.serving.traces import TraceStore
 
 
@@ -22,7 +22,7 @@ class Router:
 
     def __init__(
         self,
-        rings: Rings,
+        rings: Dispatcher,
         journal: Journal,
         metrics: RequestMetrics,
         patience: Patience,

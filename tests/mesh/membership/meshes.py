@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.mesh.membership import parts
+from exo_mesh.mesh.membership import wiring
 from exo_mesh.mesh.membership.calls import PROBE
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
@@ -73,7 +73,7 @@ class Peer:
         self.address = ""
 
     def answers(self) -> list[AnyAnswer]:
-        own = [one for one in parts.answers(self.membership, self.own_calls) if one.row is not PROBE]
+        own = [one for one in wiring.answers(self.membership, self.own_calls) if one.row is not PROBE]
         return [*own, answer(PROBE, self._probe)]
 
     async def _probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:

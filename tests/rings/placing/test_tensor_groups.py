@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.placement_options import instance_spec
 from exo_mesh.api.schema import InstanceBody
-from exo_mesh.api.wishes import instance_spec
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin

@@ -225,7 +225,7 @@ def test_an_engine_learns_that_a_sequence_is_only_kept() -> None:
 
 
 def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.rings.runner.places.SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr("exo_mesh.rings.runner.queue_places.SIGN_OF_LIFE_S", 0.0)
     ring, told = Ring(2, max_running=1), [Answers() for _ in range(4)]
     for number, answers in enumerate(told):
         ring.driver.submit(request(f"r{number}", [1 + number], tokens=3, priority=number == 3), answers)
@@ -236,7 +236,7 @@ def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytes
 
 
 def test_those_in_the_queue_hear_how_long_it_is_and_about_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.rings.runner.places.SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr("exo_mesh.rings.runner.queue_places.SIGN_OF_LIFE_S", 0.0)
     ring, told = Ring(2, max_running=1, max_waiting=3), [Answers() for _ in range(5)]
     for number, answers in enumerate(told):
         ring.driver.submit(request(f"r{number}", [1 + number], tokens=3), answers)

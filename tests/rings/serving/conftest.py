@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rings.serving.rings import MODEL, ROOM, SMALL, Ring
+from tests.rings.serving.dispatchers import MODEL, ROOM, SMALL, Ring
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import mesh
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.rings.serving.rings import MODEL, Ring
+from tests.rings.serving.dispatchers import MODEL, Ring
 from tests.support.peers import Peer
 from tests.support.processes import eventually
 

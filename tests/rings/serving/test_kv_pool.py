@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.rings.serving.rings import SMALL, Ring
+from tests.rings.serving.dispatchers import SMALL, Ring
 from tests.support.dummy_oracle import dummy_text
 from tests.support.peers import Peer, await_all
 from tests.support.processes import eventually

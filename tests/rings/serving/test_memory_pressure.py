@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from exo_mesh.errors import MeshError, OverloadError
-from tests.rings.serving.rings import MODEL, ROOM, SMALL, Ring
+from tests.rings.serving.dispatchers import MODEL, ROOM, SMALL, Ring
 from tests.support.dummy_oracle import dummy_text
 from tests.support.peers import Peer, await_all
 from tests.support.processes import eventually

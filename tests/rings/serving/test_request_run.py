@@ -37,10 +37,10 @@ from exo_mesh.errors import (
     PlacementError,
     StageLostError,
 )
+from exo_mesh.rings.serving.dispatcher import Dispatcher
+from exo_mesh.rings.serving.instance_timing import LegTimes
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
-from exo_mesh.rings.serving.leg_times import LegTimes
 from exo_mesh.rings.serving.request_run import NEXT_STATES, Patience, RequestRun, RunState
-from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.wire.control_driver import DriverStreamError
 
 STAGE = StagePlan("peer", "dummy", Shard("m", 0, 4, 4), 0)
@@ -172,7 +172,7 @@ class ScriptedRings:
 def begin(rings: ScriptedRings, max_tokens: int = 20) -> tuple[RequestRun, JournalEntry]:
     entry = Journal().open(GenerateRequest("r", (1, 2, 3), max_tokens), "m", 0.0)
     return RequestRun(
-        entry, cast(Rings, rings), Patience(max_resumes=2, total_s=60), RequestMetrics().enter("m")
+        entry, cast(Dispatcher, rings), Patience(max_resumes=2, total_s=60), RequestMetrics().enter("m")
     ), entry
 
 

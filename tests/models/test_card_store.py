@@ -12,7 +12,7 @@ import pytest
 from exo_mesh.domain.view import MAX_CARDS_PER_OWNER, CardInfo
 from exo_mesh.errors import InputError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.node import Node
@@ -22,18 +22,18 @@ CARD = TomlCard(id="org/name", aliases=("mine:1b",), architecture="llama")
 
 
 @pytest.fixture
-def new_shelf(tmp_path: Path) -> Callable[..., CardShelf]:
+def new_shelf(tmp_path: Path) -> Callable[..., CardStore]:
     """Shelves of one node that is not started."""
     node = make_node(tmp_path / "node", "n", Machine())
 
-    def make(*directories: Path, **options: Any) -> CardShelf:
+    def make(*directories: Path, **options: Any) -> CardStore:
         directories = directories or (tmp_path / "cards",)
-        return CardShelf(directories, node.membership, Disk(tmp_path), **options)
+        return CardStore(directories, node.membership, Disk(tmp_path), **options)
 
     return make
 
 
-def shelf(node: Node) -> CardShelf:
+def shelf(node: Node) -> CardStore:
     return node._models.shelf
 
 
@@ -76,7 +76,7 @@ async def test_a_model_is_found_by_the_aliases_of_its_card(tmp_path: Path) -> No
 
 
 async def test_cards_are_read_from_all_directories_and_the_first_wins(
-    tmp_path: Path, new_shelf: Callable[..., CardShelf]
+    tmp_path: Path, new_shelf: Callable[..., CardStore]
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for directory, family in ((one, "first"), (two, "second")):
@@ -96,7 +96,7 @@ async def test_cards_are_read_from_all_directories_and_the_first_wins(
     assert "org/a" not in shelf.cards() and shelf.cards()["Qwen/Qwen3-0.6B"].family == "qwen"
 
 
-async def test_the_number_of_custom_cards_is_bounded(tmp_path: Path, new_shelf: Callable[..., CardShelf]) -> None:
+async def test_the_number_of_custom_cards_is_bounded(tmp_path: Path, new_shelf: Callable[..., CardStore]) -> None:
     lines = [f'[[cards]]\nid = "org/m{n}"\n' for n in range(MAX_CARDS_PER_OWNER)]
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "many.toml").write_text("".join(lines))
@@ -107,7 +107,7 @@ async def test_the_number_of_custom_cards_is_bounded(tmp_path: Path, new_shelf: 
         await shelf.add_card(TomlCard(id="org/m1"))
 
 
-async def test_a_card_that_cannot_be_used_is_not_kept(tmp_path: Path, new_shelf: Callable[..., CardShelf]) -> None:
+async def test_a_card_that_cannot_be_used_is_not_kept(tmp_path: Path, new_shelf: Callable[..., CardStore]) -> None:
     shelf = new_shelf()
     for card in (TomlCard(id="../up"), TomlCard(id="org/name", n_layers=3), TomlCard(id="a" * 300)):
         with pytest.raises(ModelError, match=re.escape(card.id)):
@@ -116,7 +116,7 @@ async def test_a_card_that_cannot_be_used_is_not_kept(tmp_path: Path, new_shelf:
 
 
 async def test_what_a_peer_says_is_checked_and_cannot_replace_this_machines_card(
-    tmp_path: Path, new_shelf: Callable[..., CardShelf]
+    tmp_path: Path, new_shelf: Callable[..., CardStore]
 ) -> None:
     shelf = new_shelf()
     await shelf.add_card(CARD)
@@ -128,7 +128,7 @@ async def test_what_a_peer_says_is_checked_and_cannot_replace_this_machines_card
 
 
 async def test_remote_code_needs_the_flag_and_a_card_of_this_machine(
-    tmp_path: Path, new_shelf: Callable[..., CardShelf]
+    tmp_path: Path, new_shelf: Callable[..., CardStore]
 ) -> None:
     trusting = TomlCard(id="org/code", trust_remote_code=True)
     careful, willing = new_shelf(), new_shelf(allow_code=True)

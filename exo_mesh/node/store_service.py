@@ -9,10 +9,10 @@ from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mesh_store import MeshStore
-from exo_mesh.node.model_desk import ModelService
+from exo_mesh.node.model_service import ModelService
 
 
-class StoreDesk:
+class StoreService:
     """The model store of the mesh. All calls except `health` raise NotReadyError while its host is not in the mesh."""
 
     def __init__(self, membership: Membership, catalogue: Catalogue, store: MeshStore, models: ModelService) -> None:

@@ -14,7 +14,7 @@ from exo_mesh.api.quoting import quoted
 from exo_mesh.api.schema import InstanceBody, StageBody
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.rings import MIXING
+from exo_mesh.domain.ring_candidates import MIXING
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError, MeshError, PlacementError
 from exo_mesh.rings.placing.spec import InstanceSpec

@@ -9,8 +9,8 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import why_no_layers
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine import this_machine
-from exo_mesh.machine.parts import MachineParts
 from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.machine.wiring import MachineParts
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.runner_starter import HostLimits, RunnerHistory, RunnerStarter
@@ -31,7 +31,7 @@ class HostingParts:
     monitor: MemoryMonitor
 
     @staticmethod
-    def at(
+    def build(
         settings: Settings,
         registry: Registry,
         membership: Membership,
@@ -43,7 +43,7 @@ class HostingParts:
         credentials: CredentialSource | None,
     ) -> HostingParts:
         around, why = StageSurroundings(membership), why_no_layers(settings.role, settings.max_memory_bytes)
-        runner_history = RunnerHistory.at(settings, membership.own.id, machine.disk, clock)
+        runner_history = RunnerHistory.build(settings, membership.own.id, machine.disk, clock)
         starter = RunnerStarter(
             settings, models, machine.memory, credentials, limits, runner_history, around.engine, Runner, why
         )

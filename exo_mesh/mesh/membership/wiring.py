@@ -23,9 +23,9 @@ class SharingParts:
     settings: SettingSharing
 
     @staticmethod
-    def at(settings: Settings, effective: EffectiveSettings, membership: Membership) -> SharingParts:
+    def build(settings: Settings, effective: EffectiveSettings, membership: Membership) -> SharingParts:
         return SharingParts(
-            KeySharing.at(settings, membership), SettingSharing(effective, membership, settings.home / FILE_NAME)
+            KeySharing.build(settings, membership), SettingSharing(effective, membership, settings.home / FILE_NAME)
         )
 
 

@@ -13,7 +13,7 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.rings.placing.auto_replicas import AutoReplicas
 from exo_mesh.rings.placing.candidate_pool import CandidatePool, Here
@@ -41,7 +41,7 @@ class InstanceParts:
     auto_replicas: AutoReplicas | None
 
     @staticmethod
-    def at(
+    def build(
         effective: EffectiveSettings,
         registry: Registry,
         membership: Membership,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.rings.placing.parts import InstanceParts
+from exo_mesh.rings.placing.wiring import InstanceParts
 from exo_mesh.rings.serving import calls
+from exo_mesh.rings.serving.dispatcher import Dispatcher
 from exo_mesh.rings.serving.history import History
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
@@ -18,7 +19,6 @@ from exo_mesh.rings.serving.kept_desk import KeptDesk
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_file import RequestFile, request_file
 from exo_mesh.rings.serving.request_run import Patience
-from exo_mesh.rings.serving.rings import Rings
 from exo_mesh.rings.serving.router import Router
 from exo_mesh.rings.serving.stream_desk import StreamDesk
 from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
@@ -42,7 +42,7 @@ class ServingParts:
     answers: Sequence[AnyAnswer]
 
     @staticmethod
-    def at(
+    def build(
         settings: Settings,
         membership: Membership,
         instances: InstanceParts,
@@ -68,7 +68,7 @@ class ServingParts:
             total_s=settings.response_timeout,
         )
         live = LiveStreams()
-        rings = Rings(
+        rings = Dispatcher(
             instances.instances,
             instances.members,
             drivers,

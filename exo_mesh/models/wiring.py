@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from exo_mesh.base.wakeups import next_beat
+from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models import calls
-from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.checks import OnWrong
@@ -24,7 +24,7 @@ from exo_mesh.models.fetches_for_peers import FetchesForPeers
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
-from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.mixed_ring_test import MixedRingTest
 from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.served import OnReports, ServedModels
@@ -57,8 +57,8 @@ class ModelParts:
     surveys: Surveys
     self_tests: SelfTests
     texts: TextCache
-    mixing: Mixing
-    shelf: CardShelf
+    mixing: MixedRingTest
+    shelf: CardStore
     profiles: Profiles
     served: ServedModels
     speeds: EngineSpeeds
@@ -75,7 +75,7 @@ class ModelParts:
         await asyncio.to_thread(shipped_cards)
         while True:
             await self.profiles.learn()
-            await next_beat(LOOK_EVERY_S)
+            await next_wakeup(LOOK_EVERY_S)
             await self.shelf.rescan()
 
     async def resume_pulls(self, membership: Membership) -> None:
@@ -102,7 +102,7 @@ class ModelParts:
         ]
 
     @staticmethod
-    def at(
+    def build(
         settings: Settings,
         registry: Registry,
         membership: Membership,
@@ -115,7 +115,7 @@ class ModelParts:
         """on_change: publishes which models are here now. on_reports: see ServedModels. on_wrong: see FileChecks."""
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
-        shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
+        shelf = CardStore(directories, membership, disk, allow_code=settings.trust_remote_code)
         store = StoreRules.of(settings, membership.own)
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
@@ -137,7 +137,7 @@ class ModelParts:
         surveys = Surveys(registry, catalogue, membership, home / "surveys", disk=disk, options=options)
         self_tests = SelfTests(registry, catalogue, options, home / "scratch", disk=disk, bring=downloads.bring)
         texts = TextCache(home / "text", catalogue, membership, disk)
-        mixing = Mixing(membership, surveys, home / "selftests", disk)
+        mixing = MixedRingTest(membership, surveys, home / "selftests", disk)
         profiles = Profiles(catalogue, shelf, texts)
         is_on = settings.measure_engines == "on"
         speeds = EngineSpeeds(registry, catalogue, home / "speeds", disk, options, is_on=is_on)

@@ -26,7 +26,7 @@ class MachineParts:
     meter: HardwareMeter
 
     @staticmethod
-    def at(settings: Settings, read_memory: MemoryReader) -> MachineParts:
+    def build(settings: Settings, read_memory: MemoryReader) -> MachineParts:
         read_memory = RecentMemory(read_memory)
         nvidia = NvidiaReader()
         memory = DeviceMemory(read_memory, partial(read_machine, read_nvidia=nvidia.gpus))

@@ -30,12 +30,12 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import FILES_ONLY, HubModel
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
-from exo_mesh.models.parts import ModelParts
 from exo_mesh.models.profiles import facts_in
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.model_list import listed_model
-from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.placing.wiring import InstanceParts
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.weights.model_files import read_json
 

@@ -18,8 +18,8 @@ from exo_mesh.rings.placing.choosing import Load, OwnJobs
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.instance_timing import LegTimes
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
-from exo_mesh.rings.serving.leg_times import LegTimes
 from exo_mesh.rings.serving.redial import ReachedDrivers, Redial
 from exo_mesh.wire.control_driver import DriverCall, DriverChannels, Silences
 
@@ -51,7 +51,7 @@ class MoveLooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Rings:
+class Dispatcher:
     """The rings that requests of this node can use, running or still to be placed."""
 
     instances: Instances

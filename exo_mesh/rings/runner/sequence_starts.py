@@ -20,7 +20,7 @@ from exo_mesh.rings.runner.scheduling.work import Work
 _log = logging.getLogger(__name__)
 
 
-class Beginnings:
+class SequenceStarts:
     """Begins and ends sequences at all stages, by operations that leave with the next frame.
 
     A sequence begins as a copy if the prefix cache keeps the start of its prompt, or if a running sequence computes the

@@ -10,11 +10,11 @@ from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import PlacementError
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.inspection.describe import describe_instance
-from exo_mesh.rings.placing.parts import InstanceParts
 from exo_mesh.rings.placing.previews import preview, previews, with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.placing.wiring import InstanceParts
 
 
 class InstanceService:

@@ -17,7 +17,7 @@ from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.weights.fetched import MANIFEST_FILE
 
 
-class Introductions:
+class ModelHeaders:
     """Makes the directory of a model from the hub or from peers, unless the model is here."""
 
     def __init__(

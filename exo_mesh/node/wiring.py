@@ -15,17 +15,17 @@ from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine import open_files
 from exo_mesh.machine.memory import MemoryReader
-from exo_mesh.machine.parts import MachineParts
+from exo_mesh.machine.wiring import MachineParts
 from exo_mesh.mesh.discovery.port import Discovery
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.identity import take_identity
-from exo_mesh.mesh.membership.parts import SharingParts, guard_of, key_answers
-from exo_mesh.mesh.membership.parts import answers as membership_answers
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.parts import ModelParts
+from exo_mesh.mesh.membership.wiring import SharingParts, guard_of, key_answers
+from exo_mesh.mesh.membership.wiring import answers as membership_answers
 from exo_mesh.models.server_metrics import shown_in
+from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.health import Health
 from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
@@ -36,13 +36,13 @@ from exo_mesh.rings.hosting.certificate_renewal import own_credentials
 from exo_mesh.rings.hosting.kept_here import KeptHere
 from exo_mesh.rings.hosting.local_models import LocalModels
 from exo_mesh.rings.hosting.own_reading import own_prefixes, own_reading
-from exo_mesh.rings.hosting.parts import HostingParts
 from exo_mesh.rings.hosting.runner_starter import HostLimits
+from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing import calls as instance_calls
-from exo_mesh.rings.placing.parts import InstanceParts
-from exo_mesh.rings.serving.parts import ServingParts
+from exo_mesh.rings.placing.wiring import InstanceParts
 from exo_mesh.rings.serving.request_run import Patience
 from exo_mesh.rings.serving.traces import RequestTrace
+from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.call_access import OwnCalls
@@ -93,11 +93,11 @@ class NodeParts:
         self.identity = take_identity(settings.home)
         # higher than every reading of an earlier start, because gossip may still carry those
         self._sequence = self.identity.incarnation * VERSIONS_PER_INCARNATION
-        self.machine = MachineParts.at(settings, memory_reader)
+        self.machine = MachineParts.build(settings, memory_reader)
         self.probe_port = probe_port(settings.secret, self.identity.incarnation)
         self.own_calls = OwnCalls(self.identity.id)
         self.membership = self._new_membership(tuning.timing)
-        sharing = SharingParts.at(settings, effective, self.membership)
+        sharing = SharingParts.build(settings, effective, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
         self.exporter = exporter_of(settings, self.membership, self.metrics)
         self.models = self._new_models()
@@ -137,7 +137,7 @@ class NodeParts:
         )
 
     def _new_models(self) -> ModelParts:
-        return ModelParts.at(
+        return ModelParts.build(
             self.settings,
             self.registry,
             self.membership,
@@ -158,7 +158,7 @@ class NodeParts:
             models.served.here,
             models.server_options,
         )
-        return HostingParts.at(
+        return HostingParts.build(
             self.settings,
             self.registry,
             self.membership,
@@ -171,7 +171,7 @@ class NodeParts:
         )
 
     def _new_owning(self, limits: HostLimits, rng: random.Random) -> InstanceParts:
-        return InstanceParts.at(
+        return InstanceParts.build(
             self.shared.effective,
             self.registry,
             self.membership,
@@ -186,7 +186,7 @@ class NodeParts:
         )
 
     def _new_serving(self, patience: Patience) -> ServingParts:
-        return ServingParts.at(
+        return ServingParts.build(
             self.settings,
             self.membership,
             self.owning,
@@ -234,7 +234,7 @@ class NodeParts:
             self.machine.disk,
             self.exporter,
         )
-        return Services.at(
+        return Services.build(
             self.membership,
             self.models,
             self.hosting,

@@ -50,7 +50,7 @@ class _Joined:
     names: Mapping[str, str]
 
 
-class CardShelf:
+class CardStore:
     """Merges cards by id: this machine's card wins, then that of the peer with the lowest id, then the shipped card."""
 
     def __init__(

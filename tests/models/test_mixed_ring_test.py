@@ -14,14 +14,14 @@ import pytest
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
 from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.models import calls, selftests
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.mixed_ring_test import MixedRingTest
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.node.node import Node
@@ -82,7 +82,7 @@ class Bench:
             peer=node.membership.peer,
             calls=Calls(node.node_id, lambda peer_id: None, lambda: rows),
         )
-        self.mixing = Mixing(mesh, surveys, tmp_path / "verdicts")
+        self.mixing = MixedRingTest(mesh, surveys, tmp_path / "verdicts")
         self.ring = [Candidate(node.node_id, GB, engine) for engine in answers]
 
     @property

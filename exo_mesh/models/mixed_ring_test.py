@@ -22,7 +22,7 @@ from exo_mesh.domain.agreement import (
 )
 from exo_mesh.domain.device import DTYPE_TAGS
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.disk import Disk
@@ -56,7 +56,7 @@ class MixingOutcome:
     activation_dtype: str = ""
 
 
-class Mixing:
+class MixedRingTest:
     """Asks one peer of each build to compute the same few layers, and compares the results."""
 
     def __init__(

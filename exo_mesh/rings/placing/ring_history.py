@@ -16,7 +16,7 @@ LAPSED_S = 30.0
 """How long a ring without an owner is remembered; after that its stages have ended (see reservations.LEASE_S)."""
 
 
-class KnownRings:
+class RingHistory:
     """Remembers ballots and lapsed rings, and finds records in the view. A lapsed ring has lost its owner, or nobody
     recovered it; some of its stages may still run."""
 
