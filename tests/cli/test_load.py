@@ -82,7 +82,7 @@ class PlacingInstances(ScriptedInstances):
                     "width": 2, "policies": ["memory"], "context_limit": 64, "kv_pool_tokens": 64, "stages": stages,
                     "request": {"model": spec.model, "context_limit": 64, "stages": stages},
                 }
-                for stages in self.plans
+                for stages in self._mesh.plans
             ),
         ]  # fmt: skip
 

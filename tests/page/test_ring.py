@@ -70,7 +70,7 @@ def _props(scripted: ScriptedMesh, name: str, is_narrow: bool) -> dict[str, Any]
     mesh = replace(scripted)
     state = mesh_state(**CASES[name])
     mesh.services.observation.state = lambda: state  # type: ignore[method-assign]
-    document = live_document(mesh, 1.0)
+    document = live_document(mesh.services.observation, 1.0)
     instance = next(iter(document["instances"].values()))
     rate = {"tokens": 20.0, "frames": 22.0} if name == "3" else {"tokens": 0.0, "frames": 0.0}
     chosen = document["node_id"] if name == "5" else ""
