@@ -91,8 +91,8 @@ def test_the_document_has_the_hops_that_other_peers_measured(scripted: ScriptedM
         links=[{"from": "a", "to": "b", "rtt_ms": 1.0}],
     )
     scripted = replace(scripted)
-    scripted.state = lambda: state  # type: ignore[method-assign]
-    document = live_document(scripted, 1.0)
+    scripted.services.observation.state = lambda: state  # type: ignore[method-assign]
+    document = live_document(scripted.services.observation, 1.0)
     assert document["links"] == {"b c": {"from": "b", **hop}, "a b": msgspec.to_builtins(state.links[0])}
     assert document["peers"]["b"]["temperature_c"] == 60.0 and document["peers"]["b"]["power_w"] is None
 
@@ -146,6 +146,6 @@ def test_a_document_holds_what_the_page_shows_and_no_list_of_requests(scripted: 
         "requests",
         "memory",
     }
-    document = live_document(scripted, 1.0)
+    document = live_document(scripted.services.observation, 1.0)
     assert document.keys() == {"time", "node_id"} | described
-    assert document["requests"] == scripted.request_stats()
+    assert document["requests"] == scripted.services.observation.request_stats()

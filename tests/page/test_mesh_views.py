@@ -106,7 +106,7 @@ async def test_a_recovery_is_shown_for_as_long_as_it_lasts(scripted: ScriptedMes
     scripted = replace(scripted)
     states = {"before": mesh_state(4), "during": mesh_state(4, lost=True, state="loading"), "after": mesh_state(4)}
     now = "before"
-    scripted.state = lambda: states[now]  # type: ignore[method-assign]
+    scripted.services.observation.state = lambda: states[now]  # type: ignore[method-assign]
     async with served(scripted, ApiOptions(live_interval_s=0.02)) as api, page_at(f"{api.url}/#/mesh") as page:
         await page.locator("svg.ring .peer").first.wait_for()
         now = "during"
@@ -126,7 +126,7 @@ HIDE = """(isHidden) => {
 async def test_a_hidden_tab_asks_for_nothing(scripted: ScriptedMesh) -> None:
     scripted = replace(scripted)
     looked: list[int] = []
-    scripted.state = lambda: looked.append(1) or mesh_state(2)  # type: ignore[func-returns-value, method-assign]
+    scripted.services.observation.state = lambda: looked.append(1) or mesh_state(2)  # type: ignore[method-assign]
     async with served(scripted, ApiOptions(live_interval_s=0.02)) as api, page_at(f"{api.url}/#/mesh") as page:
         await page.locator("svg.ring .peer").first.wait_for()
         asked: list[str] = []
@@ -144,7 +144,7 @@ async def test_the_card_of_a_peer_says_what_its_gpu_does_and_who_told(scripted: 
     from playwright.async_api import expect
 
     scripted = replace(scripted)
-    scripted.state = lambda: mesh_state(2)  # type: ignore[method-assign]
+    scripted.services.observation.state = lambda: mesh_state(2)  # type: ignore[method-assign]
     async with served(scripted, ApiOptions(live_interval_s=0.05)) as api, page_at(f"{api.url}/#/mesh") as page:
         figures = page.locator(".peer-card dd", has_text="RTX 4090")
         await expect(figures).to_have_text("RTX 4090 · 50 % busy · 212 W · 61 °C · 6.0 GB of 24 GB")

@@ -62,7 +62,7 @@ def test_a_module_of_the_page_reads_known_fields(module: str) -> None:
 
 
 def test_the_page_reads_known_parts_of_the_document(scripted: ScriptedMesh) -> None:
-    known = live.live_document(scripted, 1.0).keys()
+    known = live.live_document(scripted.services.observation, 1.0).keys()
     for path in APP.glob("*.js"):
         text = path.read_text()
         assert keys_read(text, r"mesh\.document") | keys_read(text, "live") <= known, path.name
