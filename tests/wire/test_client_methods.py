@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 
 from exo_mesh.mesh.membership.calls import PROBE
@@ -25,6 +26,9 @@ class Counting:
             return pb.ProbeReply()
 
         return call
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        return grpc.ChannelConnectivity.IDLE
 
     async def close(self) -> None: ...
 

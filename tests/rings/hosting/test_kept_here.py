@@ -83,7 +83,7 @@ async def test_a_node_says_what_it_has_from_its_start_on_and_when_that_changes(
         await beats.wait()
         beats.clear()
 
-    monkeypatch.setattr(kept_here, "next_beat", next_wakeup)
+    monkeypatch.setattr(kept_here, "next_wakeup", next_wakeup)
     whole = write_checkpoint(tmp_path / "whole", TinyModel(layers=LAYERS, tied=False))
     digest = read_card(whole, "m").digest
     fetched = copy_partly(whole, tmp_path / "n" / "models" / "m", layer_pieces(whole, 0, 2, LAYERS))
