@@ -14,6 +14,6 @@ async def next_wakeup(period_s: float) -> None:
 
 
 def until_wakeup(period_s: float) -> float:
-    """Seconds until the time for which `next_beat` waits, for a wait that something else may end earlier."""
+    """Seconds until the time for which `next_wakeup` waits, for a wait that something else may end earlier."""
     pause_s = period_s - asyncio.get_running_loop().time() % period_s
     return pause_s if pause_s >= period_s / 4 else pause_s + period_s
