@@ -29,6 +29,7 @@ def numpy_streams(directory: Path, mode: str) -> Streams:
 
 
 def torch_streams(directory: Path) -> Streams:
+    pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tools.architectures.torch_families import NUM_LAYERS
     from tools.architectures.torch_models import write_random_model

@@ -148,7 +148,7 @@ def test_the_context_length_may_stand_in_the_settings_of_the_tokenizer(model: Pa
     [
         ("tokenizer.json", POINTER, "Git LFS pointer"),
         ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0', "cut short"),
-        ("tokenizer.json", b"[]", "no tokenizer"),
+        ("tokenizer.json", b"[]", "not a tokenizer"),
         ("tokenizer.json", "{}".encode("utf-16"), "UTF-16"),
         ("tokenizer_config.json", b"{", "cut short"),
         ("tokenizer_config.json", b'{"chat_template": 7}', "chat_template is 7"),
