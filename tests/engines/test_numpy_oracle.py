@@ -149,7 +149,8 @@ def test_a_config_with_the_older_names_means_the_same(name: str, tmp_path: Path)
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
     write_json(tmp_path / "config.json", config)
-    np.testing.assert_array_equal(logits_of(provider, tmp_path), expected)
+    # not bit by bit: the number of threads follows the free cores, and with it the order of sums
+    np.testing.assert_allclose(logits_of(provider, tmp_path), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
