@@ -70,7 +70,7 @@ def test_the_document_is_made_once_for_all_pages_and_only_when_one_looks() -> No
 
 
 async def test_a_change_of_the_view_is_sent_before_its_time(scripted: ScriptedMesh) -> None:
-    async with served(scripted, ApiOptions(live_interval_s=0.8)) as api, api.http.get("/metrics/stream") as reply:
+    async with served(scripted, ApiOptions(live_interval_s=4)) as api, api.http.get("/metrics/stream") as reply:
         numbers: list[tuple[float, int]] = []
         async for line in reply.content:
             if line.startswith(b"data: ") and (number := event(line).get("number")):
@@ -79,7 +79,7 @@ async def test_a_change_of_the_view_is_sent_before_its_time(scripted: ScriptedMe
                     asyncio.get_running_loop().call_later(0.25, scripted.changed.beat)
                 else:
                     break
-    assert numbers[1][0] - numbers[0][0] < 0.6
+    assert numbers[1][0] - numbers[0][0] < 3, "the next one was due after 4 s, and the change came while it rested"
 
 
 def test_the_document_has_the_hops_that_other_peers_measured(scripted: ScriptedMesh) -> None:

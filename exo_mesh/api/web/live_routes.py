@@ -66,9 +66,10 @@ class LiveRoutes:
                 if frame := self._feed.frame(seen):
                     await stream.send(frame)
                     seen = self._feed.number
-                await asyncio.sleep(self._feed.soonest_s)
-                rest_s = options.live_interval_s - self._feed.soonest_s
-                has_changed = await self._context.services.observation.view_change(rest_s)
+                # waits before it rests: a change during the rest would be noticed only at the end of the interval
+                rest = asyncio.sleep(self._feed.soonest_s)
+                change = self._context.services.observation.view_change(options.live_interval_s)
+                _, has_changed = await asyncio.gather(rest, change)
         finally:
             self._listeners -= 1
 
