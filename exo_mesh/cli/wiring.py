@@ -116,24 +116,8 @@ class RunningNode:
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers reach this node on {self._node.grpc_port}")
         if self._socket is not None:
-            self._policy, shared = self._access_policy(self._node), self._node.shared
-            metrics = self._node.metrics
-            options = ApiOptions(
-                registry=lambda: metrics.registry,
-                responses=metrics.http_responses,
-                access=self._policy,
-                invitations=self._invitations(self._node),
-                defaults=lambda: RequestDefaults.of(shared.effective.now),
-                config=shared,
-                hub_token=self._node.hub_token,
-                config_file=str(self._loaded.config_file),
-                logs=self._logs or LoneLogs(),
-                headless=settings.headless,
-                languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
-                ollama_port=self._ollama_socket.getsockname()[1] if self._ollama_socket is not None else None,
-                web_tools=self._web_tools,
-                image_trail=_image_trail(settings),
-            )
+            self._policy = self._access_policy(self._node)
+            options = self._api_options(self._node)
             runner = app_runner(build_app(self._node.services, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
             self._api = ApiServer(runner, bounds, self._tls)
@@ -142,6 +126,25 @@ class RunningNode:
             self._node.announce_api(self._url(_reachable_host(self._node)))
         self._phases.done("API")
         self._log_ready()
+
+    def _api_options(self, node: Node) -> ApiOptions:
+        shared, metrics, settings = node.shared, node.metrics, self._settings
+        return ApiOptions(
+            registry=lambda: metrics.registry,
+            responses=metrics.http_responses,
+            access=self._policy,
+            invitations=self._invitations(node),
+            defaults=lambda: RequestDefaults.of(shared.effective.now),
+            config=shared,
+            hub_token=node.hub_token,
+            config_file=str(self._loaded.config_file),
+            logs=self._logs or LoneLogs(),
+            headless=settings.headless,
+            languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
+            ollama_port=self._ollama_socket.getsockname()[1] if self._ollama_socket is not None else None,
+            web_tools=self._web_tools,
+            image_trail=_image_trail(settings),
+        )
 
     def _follow_logs(self, settings: Settings) -> None:
         """Applies the log settings in force, also when the mesh changes them later."""

@@ -122,14 +122,8 @@ class Placer:
             _log.info("placing %s: %s by ballot %s", instance_id, self._summary(plan), plan.ballot)
             if reserved.note:
                 _log.warning("%s: %s", instance_id, reserved.note)
-            monitor = RingMonitor(
-                plan,
-                self._members,
-                self._use,
-                on_progress,
-                self._runner_limits,
-                wirings=wirings(plan, reserved.collectives),
-            )
+            wired = wirings(plan, reserved.collectives)
+            monitor = RingMonitor(plan, self._members, self._use, on_progress, self._runner_limits, wirings=wired)
             try:
                 instance = await self._bring_up(monitor)
             except FetchError as exc:
