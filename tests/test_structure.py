@@ -36,7 +36,7 @@ STILL_WIDE = {
     "exo_mesh/api": 34,
     "exo_mesh/api/core": 36,
     "exo_mesh/domain": 42,
-    "exo_mesh/rings/hosting": 33,
+    "exo_mesh/rings/hosting": 32,
     "exo_mesh/rings/placing": 31,
     "exo_mesh/rings/runner": 34,
     "exo_mesh/text": 31,
@@ -69,6 +69,16 @@ def test_a_folder_has_three_to_thirty_modules() -> None:
     assert wide == {}, "join what belongs together, or make a folder of a subject"
     narrow = {name for name, size in sizes.items() if size < 3}
     assert narrow == STILL_NARROW, "its modules belong beside their neighbours"
+
+
+MESSAGE = re.compile(r"^ *(?:from|import) .*(?:_pb2|\bgrpc)\b", re.MULTILINE)
+MOST_READERS = 43
+
+
+def test_ever_fewer_modules_outside_wire_and_calls_know_messages_or_grpc() -> None:
+    outside = [path for path in product() if "wire" not in path.parts and path.name != "calls.py"]
+    readers = [str(path.relative_to(ROOT)) for path in outside if MESSAGE.search(path.read_text())]
+    assert 0 < len(readers) <= MOST_READERS, "messages become values in wire or in the calls.py of a room"
 
 
 def test_a_node_is_made_of_parts() -> None:

@@ -1,4 +1,4 @@
-"""The only place that knows protobuf and gRPC.
+"""Moves values between processes, over protobuf and gRPC.
 
 Doors: `peer_call` (a call between peers, said once as a row), `control_client` and `control_server` (carry any row),
 `channels` (every channel and server, with TLS), `codec` and `ring_*` (frames), `control_driver` (a request and its

@@ -59,13 +59,17 @@ class SleepDesk:
         roster = self._roster
         roster.is_asleep = True
         clock, wall = roster.clock(), roster.wall_clock()
-        told = (goodbye(peer.client, roster.own, asleep=True) for peer in list(roster.peers.values()))
-        heard = [answer is None for answer in await asyncio.gather(*told, return_exceptions=True)]
-        _log.info("this machine is going to sleep; %d of %s acknowledged", sum(heard), counted(len(heard), "peer"))
+        goodbyes = (goodbye(peer.client, roster.own, asleep=True) for peer in list(roster.peers.values()))
+        acknowledged = [answer is None for answer in await asyncio.gather(*goodbyes, return_exceptions=True)]
+        _log.info(
+            "this machine is going to sleep; %d of %s acknowledged",
+            sum(acknowledged),
+            counted(len(acknowledged), "peer"),
+        )
         if not self._watching:
             self._watching = True
             roster.tasks.start(self._watch_for_waking(clock, wall), "waking up")
-        return sum(heard)
+        return sum(acknowledged)
 
     def awake(self) -> None:
         """Return to the mesh after the machine has woken, or because it does not sleep after all."""

@@ -296,7 +296,7 @@ def describe_link(own_id: str, peer: Peer) -> LinkReport:
     )
 
 
-def describe_told_link(reporter: str, hop: HopReading) -> LinkReport:
+def describe_hop(reporter: str, hop: HopReading) -> LinkReport:
     """The link from one peer to another, as the first peer reported it, without addresses."""
     rtt_ms, mb_per_s = hop.rtt_ms or None, hop.mb_per_s or None
     path = LinkPath(address="", kind=hop.kind, rtt_ms=rtt_ms, mb_per_s=mb_per_s, works=True)
@@ -313,8 +313,8 @@ def describe_told_link(reporter: str, hop: HopReading) -> LinkReport:
 def describe_links(membership: Membership, readings: Mapping[str, Telemetry]) -> list[LinkReport]:
     """The links of this node, then the links of other peers, which are in their readings."""
     own_id = membership.own.id
-    told = hops_of_others(own_id, readings)
-    return [*(describe_link(own_id, peer) for peer in membership.peers), *(describe_told_link(*one) for one in told)]
+    hops = hops_of_others(own_id, readings)
+    return [*(describe_link(own_id, peer) for peer in membership.peers), *(describe_hop(*one) for one in hops)]
 
 
 def describe_cables(view: View) -> list[CableReport]:
