@@ -111,7 +111,7 @@ async def _receive(tls: Credentials | None) -> None:
     """Serves streams until the parent ends this process."""
     server = new_server()
     method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_serve)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("exo_mesh.cli.bench", {"Stream": method}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("exo_mesh.bench", {"Stream": method}),))
     port = bind(server, "127.0.0.1:0", tls)
     await server.start()
     print(port, flush=True)
