@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
 from exo_mesh.node.node import Node
@@ -15,20 +16,21 @@ MODEL, QUESTION = "exo-mesh-demo", {"role": "user", "content": "Count from 7 to 
 
 
 async def answer(node: Node) -> None:
-    ring = await node.create_instance(InstanceSpec(MODEL, min_peers=2))
+    ring = await node.instances.create(InstanceSpec(MODEL, min_peers=2))
     print(*(f"peer {stage.peer[:8]} holds the layers {list(stage.layers)}" for stage in ring.stages), sep="\n")
-    text = TextModel.open(await node.text_files(MODEL))
+    text = TextModel.open(await node.models.text_files(MODEL))
+    assert text.template is not None, "the demo model has one"
     prompt = text.encode_prompt(CompiledTemplate.compile(text.template.source, MODEL).render([QUESTION]))
     request = GenerateRequest("first", tuple(prompt), 64, SamplingParams(temperature=0), text.eos_ids)
     words = text.detokenizer()
-    async for event in node.generate(MODEL, request):
+    async for event in node.requests.generate(MODEL, request):
         if isinstance(event, TokenEvent) and event.token_id is not None:
             print(words.push(event.token_id), end="", flush=True)
     print(words.flush())
 
 
 async def main(home: Path) -> None:
-    only_here = {"host": "127.0.0.1", "grpc_port": 0, "discovery": (), "api": False, "engine": "numpy"}
+    only_here: dict[str, Any] = {"host": "127.0.0.1", "grpc_port": 0, "discovery": (), "api": False, "engine": "numpy"}
     nodes: list[Node] = []
     try:
         for name in ("alpha", "beta"):

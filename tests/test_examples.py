@@ -36,7 +36,7 @@ def test_the_first_ring_prints_its_answer_over_two_peers(tmp_path: Path) -> None
 def test_the_first_ring_is_short_and_knows_no_http() -> None:
     text = (ROOT / "examples" / "first_ring.py").read_text()
     assert len([line for line in text.splitlines() if line.strip()]) <= 42
-    assert not re.search(r"exo_mesh\.(api|client)\b|aiohttp|urllib|http\.", text)
+    assert not re.search(r"exo_mesh\.(api|cli)\b|aiohttp|urllib|http\.", text)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
