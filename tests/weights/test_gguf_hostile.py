@@ -75,7 +75,7 @@ HARM: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
     "merges": (model(runs(60), "llama", tokenizer__ggml__scores=value(ARRAY, (F32, [0.0] * 60 * 256))), "merges"),
     "types": (model(tokenizer__ggml__token_type=value(ARRAY, (I32, [1, 2**31 - 1, 1]))), "unknown type 2147483647"),
     "surrogate": (model(tokenizer__chat_template=struct.pack("<I", TEXT) + text(b"\xed\xa0\x80")), "not UTF-8"),
-    "escape": (model(general__architecture=value(TEXT, "../../x\x1b[31m")), "no name of an architecture"),
+    "escape": (model(general__architecture=value(TEXT, "../../x\x1b[31m")), "not the name of an architecture"),
     "shards-00001-of-99999": (model(), "cannot be read: No such file"),
     "pipe": (os.mkfifo, "is a pipe"),
     "folder": (lambda file: file.mkdir(), "is a directory"),
