@@ -226,11 +226,9 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the rows are prompt tokens: none of their logits are wanted, or the rows are too long for drafts."""
-        for row in self.rows:  # noqa: SIM110 - `any` would take three times as long, and each stage asks for each frame
-            if row.num_logits and row.n <= LONGEST_DRAFT:
-                return False
-        return True
+        """Whether the rows are prompt tokens: no logits of the first row are wanted, or it is too long for drafts. A
+        chunk of short prompts that all end in it counts as rows of drafts."""
+        return not self.rows or not self.rows[0].num_logits or self.rows[0].n > LONGEST_DRAFT
 
     def changed(self, **fields: Any) -> Frame:
         """A copy with some fields replaced."""

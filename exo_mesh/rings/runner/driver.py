@@ -77,7 +77,10 @@ class Driver:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
-        self._scheduler = Scheduler(limits, self._pace, expect_shared=self.prefix.common_with_running)
+        prefix = self.prefix
+        self._scheduler = Scheduler(
+            limits, self._pace, expect_shared=prefix.common_with_running, ends_prompts=lambda: prefix.cuts_back
+        )
         self._limits = limits
         self._send = send
         self._live: dict[int, Generation] = {}
@@ -272,20 +275,20 @@ class Driver:
         if self._scheduler.has_waiting:
             self.places.reassure(now)
         if lap_s is not None and self._num_traced:
-            self._note_lap(frame, now - lap_s, lap_s)
+            self._note_lap(frame, now - lap_s, lap_s, is_prefill=is_prefill)
         if frame.reports:
             self._take_reports(frame, now)
         for fault in frame.faults:
             self._take_fault(fault)
         self.beginnings.came_round(frame.step)
+        for row in frame.rows if is_prefill else ():
+            if row.sequence in self._live:
+                self.callers.tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         if logits is not None:
             self.outputs.draw(frame, logits)
         if is_prefill:
             self.outputs.pool(frame, hidden)
         draw_s = time.perf_counter() - now
-        for row in frame.rows if is_prefill else ():
-            if row.sequence in self._live:
-                self.callers.tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         self.pump()
         if work is not None and lap_s is not None and (is_prefill or now - self._learnt_at > LEARN_EVERY_S):
             self._learnt_at = now
@@ -425,10 +428,10 @@ class Driver:
         self.laps.sent(frame.step, time.perf_counter())
         self._send(frame)
 
-    def _note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
+    def _note_lap(self, frame: Frame, sent_at: float, lap_s: float, *, is_prefill: bool) -> None:
         for row in frame.rows:
             if (generation := self._live.get(row.sequence)) is not None:
-                generation.note_lap(frame, sent_at, lap_s)
+                generation.note_lap(frame, sent_at, lap_s, is_prefill=is_prefill)
 
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
         """Feed one lap into the measured pace. draw_s: time for which drawing kept the last stage from computing

@@ -122,13 +122,13 @@ class Generation:
         """The most KV positions that the sequence can hold."""
         return len(self.request.prompt_ids) + self.request.max_tokens
 
-    def note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
+    def note_lap(self, frame: Frame, sent_at: float, lap_s: float, *, is_prefill: bool) -> None:
         """Keep the timing of a frame with a row of this request, if the request is traced. sent_at: of
         `time.perf_counter`."""
         if self.request.trace_id:
             stages = tuple(StageSpan(report.waited_s, report.compute_s) for report in frame.reports)
             sent_s = sent_at - self.submitted_at
-            lap = FrameTrace(frame.step, frame.is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
+            lap = FrameTrace(frame.step, is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
             self.laps.append(lap)
 
     def take_laps(self) -> tuple[FrameTrace, ...]:

@@ -92,7 +92,7 @@ async def test_the_stages_after_the_lost_one_compute_nothing_again() -> None:
     caller = Caller()
     prompt = list(range(20))
     ring.driver.submit(request("r", prompt, 10), caller.mailbox)
-    for _ in range(6):  # the prompt, and five tokens
+    for _ in range(5):  # the prompt with its token, and four more
         ring.lap()
     assert ring.lose(1) == 1
     assert await texts(ring, [caller]) == [expected(prompt, 10, 3)]
@@ -106,7 +106,7 @@ async def test_nothing_is_computed_again_when_only_a_hop_was_lost() -> None:
     caller = Caller()
     prompt = list(range(20))
     ring.driver.submit(request("r", prompt, 10), caller.mailbox)
-    for _ in range(6):
+    for _ in range(5):
         ring.lap()
     ring.lose(kept_from=0)
     assert await texts(ring, [caller]) == [expected(prompt, 10, 3)]

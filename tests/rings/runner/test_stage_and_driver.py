@@ -404,11 +404,29 @@ async def test_a_traced_request_ends_with_its_laps_and_others_do_not() -> None:
     events = await traced.collect()
     await plain.collect()
     laps = [lap for message in traced.messages for lap in message.trace]
-    assert [lap.is_prefill for lap in laps] == [True] * 3 + [False] * 8
-    assert [lap.tokens for lap in laps[:3]] == [4, 4, 1] and len(events) == 8
+    assert [lap.is_prefill for lap in laps] == [True] * 3 + [False] * 7
+    assert [lap.tokens for lap in laps[:3]] == [4, 4, 2] and len(events) == 8
     assert all(lap.lap_s > 0 and lap.sent_s >= 0 for lap in laps)
     assert [lap.step for lap in laps] == sorted({lap.step for lap in laps})
     assert not any(message.trace for message in plain.messages)
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+async def test_the_last_token_of_a_prompt_takes_no_lap_of_its_own(num_stages: int) -> None:
+    ring, caller = Ring(num_stages), Caller()
+    ring.driver.submit(request("r", range(1, 11), 1), caller.mailbox)
+    assert [(row.n, row.num_logits) for row in ring.sent[0].rows] == [(10, 1)]
+    ring.lap()
+    assert ids(await caller.collect()) == expected(range(1, 11), 1, num_stages)
+
+
+async def test_choices_of_a_request_draw_from_a_row_of_their_own_each() -> None:
+    ring, callers = Ring(2), [Caller(), Caller()]
+    for number, caller in enumerate(callers):
+        ring.driver.submit(request(f"r{number}", range(1, 11), 1, share_id="s"), caller.mailbox)
+    assert [(row.n, row.num_logits) for row in ring.sent[0].rows] == [(9, 0)]
+    ring.run()
+    assert [ids(await caller.collect()) for caller in callers] == [expected(range(1, 11), 1, 2)] * 2
 
 
 async def test_prefill_progress_is_told() -> None:
@@ -416,4 +434,4 @@ async def test_prefill_progress_is_told() -> None:
     ring.driver.submit(request("r", range(1, 11)), caller.mailbox)
     ring.run()
     await caller.collect()
-    assert max(message.prefilled for message in caller.messages) == 9
+    assert max(message.prefilled for message in caller.messages) == 10

@@ -29,6 +29,15 @@ from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 MOST_KEPT = 1024
 """Most kept sequences, whatever their size."""
 
+LEAST_TOKENS = 16
+"""Shortest common beginning that is copied. One shorter than a block is found by its first tokens alone."""
+
+_HEAD = LEAST_TOKENS * TOKEN_BYTES
+
+MOST_COPIED = 256
+"""A copy shorter than a block moves at most so many positions for each that it saves: some engines copy all that a
+sequence holds."""
+
 MOST_COMPARED = 8
 """Most sequences with equal blocks whose rest a lookup compares, token by token; the newest ones."""
 
@@ -99,6 +108,8 @@ class PrefixCache:
     """How often known sequences came, went or were used."""
     _indexes: dict[bytes, PrefixIndex] = field(default_factory=dict)
     """By scope; none is empty."""
+    _heads: dict[tuple[bytes, bytes], dict[int, None]] = field(default_factory=dict)
+    """The known sequences by scope and first LEAST_TOKENS tokens, the newest last."""
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
     _dropped: list[int] = field(default_factory=list)
     _evicted: list[KeptSequence] = field(default_factory=list)
@@ -120,11 +131,11 @@ class PrefixCache:
         At least the last token is left to compute. now: seconds of any one clock.
         """
         limit = len(sequence.tokens) - 1 - sequence.forced
-        if not self.is_on or limit < BLOCK_TOKENS or not sequence.may_begin_as_copy:
+        if not self.is_on or limit < LEAST_TOKENS or not sequence.may_begin_as_copy:
             return None
         content = content_of(sequence.content(limit))
         match = self._match(content, sequence.cache_scope)
-        found = self._longest(match.closest, content, match.blocks) if self.cuts_back else None
+        found = self._longest(match, content) if self.cuts_back else None
         if found is None:
             found = self._whole(match.on_the_way, content)
         if not self.cuts_back and match.blocks * BLOCK_TOKENS > (found.length if found is not None else 0):
@@ -150,7 +161,7 @@ class PrefixCache:
         """Where a new prompt parts from the known sequence that begins most like it; None if the cache is off or the
         prompt is shorter than a block. Shows tokens only of sequences of the same client."""
         limit = len(sequence.tokens) - 1
-        if not self.is_on or limit < BLOCK_TOKENS:
+        if not self.is_on or limit < LEAST_TOKENS:
             return None
         content = content_of(sequence.content(limit))
         match = self._match(content, sequence.cache_scope)
@@ -187,20 +198,28 @@ class PrefixCache:
         return max((common_tokens(one.content, content) for one in running), default=0)
 
     def _match(self, content: bytes, scope: bytes) -> Match:
+        """The known sequences that begin like a content, as PrefixIndex finds them. Sequences shorter than a block that
+        it begins with are on the way; without a common block the closest ones have a common head."""
         index = self._indexes.get(scope)
-        return NO_MATCH if index is None else index.match(content)
+        found = NO_MATCH if index is None else index.match(content)
+        heads = tuple(self._heads.get((scope, content[:_HEAD]), ()))
+        if not heads:
+            return found
+        short = tuple(one for one in heads if self._kept[one].length < BLOCK_TOKENS)
+        return Match(found.blocks, found.closest or heads, short + found.on_the_way)
 
     def note_hit(self, num_tokens: int) -> None:
         """Count a prompt with so many tokens that other requests had computed."""
         self.hits += 1
         self.hit_tokens += num_tokens
 
-    def _longest(self, closest: tuple[int, ...], content: bytes, blocks: int) -> Reuse | None:
+    def _longest(self, match: Match, content: bytes) -> Reuse | None:
         """A part of a sequence that can be cut back."""
         best: Reuse | None = None
-        for kept in map(self._kept.__getitem__, reversed(closest[-MOST_COMPARED:])):
-            length = common_tokens(kept.content, content, blocks * BLOCK_TOKENS)
-            if best is None or length > best.length:
+        for kept in map(self._kept.__getitem__, reversed(match.closest[-MOST_COMPARED:])):
+            length = common_tokens(kept.content, content, match.blocks * BLOCK_TOKENS)
+            is_dear = length < BLOCK_TOKENS and kept.length > MOST_COPIED * length
+            if (best is None or length > best.length) and not is_dear:
                 best = Reuse(kept.id, length, self._first_of(kept))
         return best
 
@@ -218,7 +237,7 @@ class PrefixCache:
         """Note that a running sequence has sent all of its prompt round, or all before its snapshot. Others can copy it
         from now on. Returns the op of a snapshot, which gets `new_id`, if the KV cannot be cut back to here later."""
         length = sequence.computed
-        if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
+        if not self.is_on or not sequence.is_kept or length < LEAST_TOKENS or sequence.catch_up_left:
             return None
         content = content_of(sequence.content(length))
         if self.cuts_back:
@@ -234,7 +253,7 @@ class PrefixCache:
         """Whether the stages keep a sequence that has ended well: all of its positions are right. False: remove it."""
         self._forget(sequence.id)
         length = sequence.computed
-        if not self.is_on or not sequence.is_kept or length < BLOCK_TOKENS or sequence.catch_up_left:
+        if not self.is_on or not sequence.is_kept or length < LEAST_TOKENS or sequence.catch_up_left:
             return False
         content, scope = content_of(sequence.content(length)), sequence.cache_scope
         if self._has_whole(content, scope) or (self.cuts_back and self._is_covered(content, scope)):
@@ -247,17 +266,23 @@ class PrefixCache:
     def _put(self, kept: KeptSequence) -> None:
         self._kept[kept.id] = kept
         self.changes += 1
-        self._indexes.setdefault(kept.scope, PrefixIndex()).add(kept.id, kept.content)
+        if kept.length >= BLOCK_TOKENS:
+            self._indexes.setdefault(kept.scope, PrefixIndex()).add(kept.id, kept.content)
+        self._heads.setdefault((kept.scope, kept.content[:_HEAD]), {})[kept.id] = None
         self._count(kept, 1)
 
     def _forget(self, sequence_id: int) -> None:
         kept = self._kept.pop(sequence_id, None)
         if kept is not None:
             self.changes += 1
-            index = self._indexes[kept.scope]
-            index.remove(sequence_id)
-            if not index:
-                del self._indexes[kept.scope]
+            if (index := self._indexes.get(kept.scope)) is not None:
+                index.remove(sequence_id)
+                if not index:
+                    del self._indexes[kept.scope]
+            head = kept.scope, kept.content[:_HEAD]
+            del self._heads[head][sequence_id]
+            if not self._heads[head]:
+                del self._heads[head]
             self._count(kept, -1)
 
     def _count(self, kept: KeptSequence, sign: int) -> None:
@@ -346,7 +371,7 @@ class PrefixCache:
         again, less with the time since its last use. How often it was used does not count: else what was asked often
         an hour ago would keep new prompts out, which drive each other out before their second use."""
         alone = kept.length
-        if self.cuts_back:  # else another sequence with the same beginning does not help
+        if self.cuts_back and alone >= BLOCK_TOKENS:  # else another sequence with the same beginning does not help
             common = kept.length // BLOCK_TOKENS - self._indexes[kept.scope].blocks_alone(kept.id)
             alone -= common * BLOCK_TOKENS
         age_s = max(0.0, now - kept.used_at)

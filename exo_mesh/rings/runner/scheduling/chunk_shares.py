@@ -13,14 +13,18 @@ read all weights for each row, which takes as long for 2 tokens as for 16. Of sm
 
 
 def deal_chunk(
-    running: Mapping[int, Sequence], size: int, logit_rows: int, max_rows: int, *, catching_up: bool
+    running: Mapping[int, Sequence], size: int, logit_rows: int, max_rows: int, *, catching_up: bool, ends: bool = False
 ) -> dict[int, int]:
     """Tokens of a chunk for each sequence, by id: half of the chunk for the oldest sequence, the rest for those
     with the least left. So a long prompt does not delay short ones, and they do not delay it. A sequence that must
-    be in one row gets all or nothing, and the oldest one all, however long it is."""
+    be in one row gets all or nothing, and the oldest one all, however long it is. ends: the last token of a prompt goes
+    with the tokens before it, where it may."""
     wanted: dict[int, int] = {}
     for sequence in running.values():
         wants = sequence.catch_up_left if catching_up else sequence.chunk_left
+        if ends and logit_rows and wants == sequence.prefill_left > 0 and sequence.ends_in_chunk:
+            wants += 1
+            logit_rows -= 1
         if wants and sequence.wants_scores and not sequence.embeds:
             wants = min(wants, logit_rows)
             logit_rows -= wants

@@ -62,6 +62,10 @@ _last_turn = attrgetter("last_turn")
 _forced = attrgetter("forced")
 
 
+def _shortness(row: Row) -> int:
+    return -row.n
+
+
 @dataclass(slots=True)
 class Scheduler:
     """Owns the waiting and the running sequences. Nothing here blocks; the driver asks for work whenever a frame came
@@ -115,6 +119,9 @@ class Scheduler:
     """The positions that sequences hold together at every stage."""
     expect_shared: Callable[[Sequence], int] = lambda _: 0
     """The positions that a waiting sequence will probably hold together with running ones."""
+    ends_prompts: Callable[[], bool] = lambda: False
+    """Whether the last token of a prompt is computed with the tokens before it, see Sequence.ends_in_chunk: not if some
+    stage cannot cut KV back."""
     _expected: tuple[int, int, int] = (-1, 0, 0)
     """The last answer of `expect_shared`: sequence, turn and positions."""
     is_exhausted: bool = False
@@ -453,18 +460,27 @@ class Scheduler:
         if beside_streams and not hurries:
             size = self.pace.vector_chunk(size)
         logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
-        dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up)
+        ends = not catching_up and self.ends_prompts()
+        dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up, ends=ends)
         rows: list[Row] = []
-        token_ids: list[int] = []
+        last: list[Row] = []
+        is_scoring = False
         for sequence in self._running.values():
-            if n := dealt.get(sequence.id, 0):
-                rows.append(sequence.prefill_row(n))
-                token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
-                sequence.computed += n
+            if not (n := dealt.get(sequence.id, 0)):
+                continue
+            if n > sequence.prefill_left and not catching_up:
+                last.append(row := sequence.last_row())
+                sequence.decoding, sequence.last_turn = True, self._turn
+            else:
+                rows.append(row := sequence.prefill_row(n))
+                is_scoring = is_scoring or row.num_logits > 0
+            sequence.computed += row.n
         self._prefills += 1
         self._age += CHUNK_TURNS
-        upto, is_scoring = self._kept_from if catching_up else 0, any(row.num_logits for row in rows)
-        return Work(tuple(rows), tuple(token_ids), upto, is_scoring)
+        rows += sorted(last, key=_shortness)  # the first row says of what kind the frame is
+        tokens_of = self._running
+        token_ids = [token for r in rows for token in tokens_of[r.sequence].tokens[r.pos0 : r.pos0 + r.n]]
+        return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0, is_scoring, is_prefill=True)
 
     def _chunk_alone(self) -> int:
         """Tokens of a chunk while nothing streams."""

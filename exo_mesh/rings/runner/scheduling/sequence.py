@@ -12,7 +12,8 @@ from exo_mesh.domain.images import PictureSpec, content_of_prompt
 class Sequence:
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
 
-    All but the last prompt token are prefilled; the last one is the first decode row, so all decode rows are alike.
+    All but the last prompt token are prefilled. The last one ends the last chunk, see `ends_in_chunk`, or is the first
+    decode row.
     """
 
     id: int
@@ -102,10 +103,21 @@ class Sequence:
         return self.scored < self.scores
 
     @property
+    def ends_in_chunk(self) -> bool:
+        """Whether the last token of the prompt may be computed with the tokens before it, which saves a lap. The KV must
+        then be cut back for whoever copies the prompt. Choices of one request copy all but the last token, and draw
+        from a row of their own each."""
+        return self.draws and not (self.share_id or self.forced or self.wants_scores or self.parked)
+
+    @property
     def catch_up_left(self) -> int:
         if self.waits or self.awaits_images or self.awaits_disk:
             return 0
         return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
+
+    def last_row(self) -> Row:
+        """The row of all positions that are left, with the logits of the last one."""
+        return Row(self.id, self.computed, len(self.tokens) - self.computed, num_logits=1)
 
     def prefill_row(self, n: int) -> Row:
         """The row of the next n positions, with the number of logits or hidden states that are wanted of them."""

@@ -10,6 +10,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageEngine
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
+from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from tests.rings.runner.test_stage_and_driver import BALLOT, Caller, Ring, ids, request
@@ -67,7 +68,9 @@ class CachingRing(Ring):
             kept = {one for one in cache.held if index >= cache._first_of(cache._kept[one])}
             assert kept - self.tampered <= set(engine.sequences()) <= set(cache.held)
         assert cache.tokens == sum(cache._kept[one].length for one in cache.held)
-        assert cache.num_kept == len(cache.held) == sum(map(len, cache._indexes.values()))
+        assert cache.num_kept == len(cache.held) == sum(map(len, cache._heads.values()))
+        long = sum(one.length >= BLOCK_TOKENS for one in cache.kept())
+        assert sum(map(len, cache._indexes.values())) == long
         assert cache.tokens <= self.limits.max_tokens
 
 

@@ -71,10 +71,11 @@ def test_one_machine_that_is_short_of_memory_empties_the_cache_of_all(short: int
         ring.submit((number + 3, *PROMPT), 3)
         ring.run()
     assert len(cache.held) == 2 and all(set(engine.sequences()) == set(cache.held) for engine in engines)
+    before = set(cache.held)
     ring.pressure_of[short] = level
     ring.submit((7, 8, 9), 30)
     ring.run()
     left = 1 if level == 1 else 0
-    assert len(cache.held) == left, "level 1: one at a time"
+    assert len(before.intersection(cache.held)) == left, "level 1: one at a time"
     assert all(set(engine.sequences()) == set(cache.held) for engine in engines), "the same ones everywhere"
     assert not ring.driver.evictions

@@ -11,6 +11,8 @@ import pytest
 from exo_mesh.domain.frame import Fault, Frame, Keep, UnknownOp
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
+from exo_mesh.rings.runner.prefix.cache import LEAST_TOKENS, MOST_COPIED
+from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS
 from exo_mesh.rings.runner.stage import Stage, StageResult
 from tests.rings.runner.prefix.random_ring import CachingRing, Schedule
 from tests.rings.runner.test_change_of_plan import CountingEngine
@@ -67,6 +69,29 @@ async def answer(ring: CachingRing, name: str, prompt: Sequence[int], tokens: in
     return ids(await caller.collect())
 
 
+@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize("common", [LEAST_TOKENS - 1, LEAST_TOKENS, 30, BLOCK_TOKENS])
+async def test_prompts_shorter_than_a_block_share_their_beginning(num_stages: int, common: int) -> None:
+    ring = CachingRing(num_stages, keeping)
+    one, other = [*PROMPT[:common], *[1] * 7], [*PROMPT[:common], *[2] * 9]
+    assert await answer(ring, "a", one) == expected(one, 8, num_stages)
+    counts(ring)
+    assert await answer(ring, "b", other) == expected(other, 8, num_stages)
+    shared = common if common >= LEAST_TOKENS else 0
+    assert counts(ring) == [len(other) - shared + 7] * num_stages
+    ring.check()
+
+
+async def test_a_few_tokens_are_computed_rather_than_copied_from_a_very_long_sequence() -> None:
+    ring = CachingRing(1, keeping)
+    long = [*PROMPT[:20], *([7] * MOST_COPIED * 20)]
+    await answer(ring, "a", long, 1)
+    counts(ring)
+    other = [*PROMPT[:20], 1, 2, 3]
+    assert await answer(ring, "b", other, 1) == expected(other, 1, 1)
+    assert counts(ring) == [len(other)]
+
+
 @pytest.mark.parametrize("make", [keeping, recurrent])
 @pytest.mark.parametrize("num_stages", [1, 3])
 async def test_a_repeated_prompt_is_not_computed_again(make: object, num_stages: int) -> None:
@@ -118,7 +143,7 @@ async def test_a_running_request_gives_its_prompt_to_others() -> None:
     ring.run()
     assert ids(await first.collect()) == expected(PROMPT, 12, 2)
     assert ids(await second.collect()) == expected([*PROMPT, 4, 4], 12, 2)
-    assert counts(ring) == [199 + 12 + 2 + 12] * 2
+    assert counts(ring) == [200 + 11 + 2 + 11] * 2
 
 
 async def test_kept_sequences_give_way_before_a_running_one() -> None:
