@@ -205,7 +205,8 @@ class Frame(msgspec.Struct, frozen=True):
 
     token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
     reports[i] is the report of stage i, for the stages that the frame has passed. upto: only stages before this one
-    compute the rows, because the others hold their KV already, from a lower ballot; 0 means all.
+    compute the rows, because the others hold their KV already, from a lower ballot; 0 means all. is_chunk: the rows are
+    parts of prompts, also where each of them is short and ends a prompt.
     """
 
     ballot: Ballot
@@ -218,6 +219,7 @@ class Frame(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...] = ()
     reports: tuple[StageReport, ...] = ()
     upto: int = 0
+    is_chunk: bool = False
 
     def check(self) -> None:
         """Raise ValueError if rows and ids disagree. Only frames from outside are checked: that takes time."""
@@ -226,9 +228,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the rows are prompt tokens: no logits of the first row are wanted, or it is too long for drafts. A
-        chunk of short prompts that all end in it counts as rows of drafts."""
-        return not self.rows or not self.rows[0].num_logits or self.rows[0].n > LONGEST_DRAFT
+        """Whether the rows are prompt tokens. In frames of drivers that do not say so, no logits of the first row are
+        wanted then, or it is too long for drafts."""
+        rows = self.rows
+        return self.is_chunk or not rows or not rows[0].num_logits or rows[0].n > LONGEST_DRAFT
 
     def changed(self, **fields: Any) -> Frame:
         """A copy with some fields replaced."""
@@ -237,4 +240,4 @@ class Frame(msgspec.Struct, frozen=True):
     def carrying(self, tensors: dict[str, Tensor], reports: tuple[StageReport, ...]) -> Frame:
         """A copy with other tensors and reports: faster than `changed`, because each stage needs two of each frame."""
         fields = self.ballot, self.step, self.batch, self.rows, self.token_ids, self.ops, tensors, self.faults, reports
-        return Frame(*fields, self.upto)
+        return Frame(*fields, self.upto, self.is_chunk)

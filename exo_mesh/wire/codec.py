@@ -243,6 +243,7 @@ class _Header(msgspec.Struct, array_like=True):
     faults: tuple[Fault, ...]
     reports: tuple[StageReport, ...]
     upto: _Size = 0
+    is_chunk: bool = False
 
 
 _OPS = _Header.__struct_fields__.index("ops")
@@ -264,6 +265,7 @@ def _header(frame: Frame) -> _Header:
         frame.faults,
         frame.reports,
         frame.upto,
+        frame.is_chunk,
     )
 
 
@@ -292,6 +294,7 @@ def _frame(header: _Header, body: memoryview) -> Frame:
             tuple(map(_printable_fault, header.faults)),
             header.reports,
             header.upto,
+            header.is_chunk,
         )
         frame.check()
     except ValueError as exc:

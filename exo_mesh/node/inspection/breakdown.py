@@ -28,8 +28,8 @@ class RequestParts(msgspec.Struct, frozen=True):
 
     http_s: reading and checking the body, and building the reply after the last token. model_s: finding the model, its
     text files and its limits. template_s, tokenizer_s: making the prompt. place_s: until a ring is found or placed.
-    queue_s: until the first frame leaves. prefill_s, decode_s: stages compute for the prompt, and for its last token
-    and those of the answer. wait_s: frames wait at a stage behind others. hops_s: frames are on their way between
+    queue_s: until the first frame leaves. prefill_s, decode_s: stages compute for the prompt, and for the tokens of
+    the answer. wait_s: frames wait at a stage behind others. hops_s: frames are on their way between
     stages. driver_s: no frame of the request is on its way: scheduling, sampling, and the ways between the entry peer
     and the driver.
     """

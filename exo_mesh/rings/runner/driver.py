@@ -420,6 +420,7 @@ class Driver:
             tuple(self._ops),
             tensors or {},
             upto=work.upto,
+            is_chunk=work.is_prefill,
         )
         if self._ops:
             self._ops.clear()

@@ -62,10 +62,6 @@ _last_turn = attrgetter("last_turn")
 _forced = attrgetter("forced")
 
 
-def _shortness(row: Row) -> int:
-    return -row.n
-
-
 @dataclass(slots=True)
 class Scheduler:
     """Owns the waiting and the running sequences. Nothing here blocks; the driver asks for work whenever a frame came
@@ -463,23 +459,22 @@ class Scheduler:
         ends = not catching_up and self.ends_prompts()
         dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up, ends=ends)
         rows: list[Row] = []
-        last: list[Row] = []
+        token_ids: list[int] = []
         is_scoring = False
         for sequence in self._running.values():
             if not (n := dealt.get(sequence.id, 0)):
                 continue
             if n > sequence.prefill_left and not catching_up:
-                last.append(row := sequence.last_row())
+                row = sequence.last_row()
                 sequence.decoding, sequence.last_turn = True, self._turn
             else:
-                rows.append(row := sequence.prefill_row(n))
+                row = sequence.prefill_row(n)
                 is_scoring = is_scoring or row.num_logits > 0
+            rows.append(row)
+            token_ids += sequence.tokens[row.pos0 : row.pos0 + row.n]
             sequence.computed += row.n
         self._prefills += 1
         self._age += CHUNK_TURNS
-        rows += sorted(last, key=_shortness)  # the first row says of what kind the frame is
-        tokens_of = self._running
-        token_ids = [token for r in rows for token in tokens_of[r.sequence].tokens[r.pos0 : r.pos0 + r.n]]
         return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0, is_scoring, is_prefill=True)
 
     def _chunk_alone(self) -> int:
