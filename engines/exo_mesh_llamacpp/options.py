@@ -100,10 +100,10 @@ def _gpu_layers(options: Mapping[str, str]) -> int | None:
 
 
 def default_threads() -> int:
-    """The cores that this process may use, less one: the library's threads wait for each other by spinning, so a
-    thread that shares its core with other work holds up all of them."""
+    """The cores that this process may use: as many as llama.cpp's own programs take. The library's threads wait for each
+    other, so while other programs need a core, fewer compute: see ThreadsByLoad."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return max(1, len({_core_of(cpu) for cpu in usable}) - 1)
+    return len({_core_of(cpu) for cpu in usable})
 
 
 def _core_of(cpu: int) -> str:

@@ -104,9 +104,9 @@ class Sequence:
 
     @property
     def ends_in_chunk(self) -> bool:
-        """Whether the last token of the prompt may be computed with the tokens before it, which saves a lap. The KV must
-        then be cut back for whoever copies the prompt. Choices of one request copy all but the last token, and draw
-        from a row of their own each."""
+        """Whether the last token of the prompt may be computed with the tokens before it, which saves a lap. Who
+        copies the prompt must then cut the KV back. Choices of one request copy all but the last token, and draw from a
+        row of their own each."""
         return self.draws and not (self.share_id or self.forced or self.wants_scores or self.parked)
 
     @property
