@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exo_mesh.engine.free_cores import ThreadsByLoad
+from exo_mesh.engine.free_cores import FreeCores
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.layouts import EvalCallback, LlamaBatch
 from exo_mesh_llamacpp.library import Library
@@ -41,7 +41,8 @@ class StageShape:
     """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage.
     num_heads: of attention, the most of any layer of the model. stops: layers at which a pass of a last stage stops, as
     the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once.
-    follows_load: fewer than `threads` compute while other programs need the cores."""
+    cores: fewer than `threads` compute while other programs need the cores, in all contexts of the stage alike: a new
+    context would begin with all threads."""
 
     hidden: int
     head: int
@@ -51,7 +52,7 @@ class StageShape:
     unified: bool
     threads: int
     stops: tuple[int, ...] = ()
-    follows_load: bool = False
+    cores: FreeCores | None = None
 
 
 def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
@@ -101,10 +102,12 @@ class LlamaContext:
         )
         self._handle = self._open(model)
         self._memory = self._call.llama_get_memory(self._handle)
-        self._by_load = ThreadsByLoad(shape.threads, self._set_threads) if shape.follows_load else None
+        self._threads = shape.threads
 
-    def _set_threads(self, count: int) -> None:
-        self._call.llama_set_n_threads(self._handle, count, count)
+    def _follow_load(self, cores: FreeCores) -> None:
+        if (count := cores.now()) != self._threads:
+            self._call.llama_set_n_threads(self._handle, count, count)
+            self._threads = count
 
     def _open(self, model: LoadedModel) -> int:
         shape = self._shape
@@ -145,8 +148,8 @@ class LlamaContext:
             self._on_axes[: 3 * num_tokens] = np.tile(self.positions[:num_tokens], 3)
             self._on_axes[3 * num_tokens : _AXES * num_tokens] = 0
         self._filled = 0
-        if self._by_load is not None:
-            self._by_load.adapt()
+        if self._shape.cores is not None:
+            self._follow_load(self._shape.cores)
         code = self._call.llama_decode(self._handle, self._batch)
         if code == _FULL:
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LEAST_SHARED, LoadProgress, LoadRequest
+from exo_mesh.engine.free_cores import FreeCores
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh_llamacpp.context import LlamaContext, StageShape
 from exo_mesh_llamacpp.devices import BackendDevice
@@ -38,8 +39,8 @@ _MakeAny = Callable[[int, int, bool], LlamaContext]
 Check = Callable[[Library, ModelSource, Mapping[str, str], Sequence[BackendDevice]], None]
 """Raises EngineError if a library, or one of the GPUs, cannot be used for a model with some options."""
 
-IDLE_SHARE, IDLE_BYTES = 16, 32 * 2**20
-"""Contexts without sequences are kept as long as they take less than a sixteenth of the weights, or 32 MiB."""
+IDLE_SHARE, IDLE_BYTES = 16, 48 * 2**20
+"""Contexts without sequences are kept as long as they take less than a sixteenth of the weights, or 48 MiB."""
 
 FOREIGN_PER_WIDTH = 1
 """Cells of others that a sequence may attend to, for each value of a hidden state. The matrices of a layer take as long
@@ -133,7 +134,7 @@ def _shape_of(source: ModelSource, shard: Shard, options: LlamaCppOptions, kv: s
         flash=options.flash,
         unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
         threads=options.num_threads,
-        follows_load=not options.threads,
+        cores=None if options.threads else FreeCores.within_quota(options.num_threads),
     )
 
 

@@ -100,8 +100,8 @@ def _gpu_layers(options: Mapping[str, str]) -> int | None:
 
 
 def default_threads() -> int:
-    """The cores that this process may use: as many as llama.cpp's own programs take. The library's threads wait for each
-    other, so while other programs need a core, fewer compute: see ThreadsByLoad."""
+    """The cores that this process may use: as many as in the programs of llama.cpp. The threads wait for each
+    other, so while other programs need a core, fewer compute: see FreeCores."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return len({_core_of(cpu) for cpu in usable})
 

@@ -21,6 +21,10 @@ from exo_mesh_llamacpp.shared.pool import Held, Pool
 FIRST_CELLS = 512
 """Positions of the smallest sequences' room. A multiple of 256, to which the library rounds."""
 
+FIRST_SLOTS = 4
+"""Slots of the first context, if idle contexts may take that much memory: a context that is made again for each new
+chat costs it 100 ms."""
+
 FACTOR = 2
 """Each size is this many times the previous size."""
 
@@ -269,7 +273,8 @@ class Pools:
                 return other
         pool = self._pools.get(cells)
         if pool is None:
-            pool = self._pools[cells] = Pool(cells, self._make(max(1, self._slots.get(cells, 1) // 2), cells))
+            first = min(FIRST_SLOTS, self._idle_limit // cells) if cells == FIRST_CELLS else 1
+            pool = self._pools[cells] = Pool(cells, self._make(max(1, first, self._slots.get(cells, 1) // 2), cells))
         elif pool.free_slot is None:
             self._widen(pool)
         return pool

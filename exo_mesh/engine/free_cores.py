@@ -91,6 +91,16 @@ class FreeCores:
         self._wait_s = FIRST_S
         self.threads = most
 
+    @classmethod
+    def within_quota(cls, most: int) -> FreeCores:
+        """For at most so many threads, or as many as the control groups of this process allow."""
+        return cls(math.ceil(max(1.0, min(most, quota_cores()))))
+
+    def now(self) -> int:
+        """The number of threads to use from now on; reads the system if that is due. Takes less than a microsecond most
+        times."""
+        return self.follow() if self.is_due() else self.threads
+
     def is_due(self) -> bool:
         """Whether it is time for the next reading."""
         return self._most > 1 and time.monotonic() - self._before.at_s >= self._wait_s
@@ -117,16 +127,15 @@ class ThreadsByLoad:
         """most: the number that the library has now. apply: sets another one."""
         self._most = most
         self._apply = apply
-        self._cores = FreeCores(math.ceil(max(1.0, min(most, quota_cores()))))
+        self._cores = FreeCores.within_quota(most)
         if self._cores.threads != most:
             apply(self._cores.threads)
 
     def adapt(self) -> None:
         """Follow the load of the machine, between two products. Takes less than a microsecond most times."""
-        if self._cores.is_due():
-            before = self._cores.threads
-            if self._cores.follow() != before:
-                self._apply(self._cores.threads)
+        before = self._cores.threads
+        if self._cores.now() != before:
+            self._apply(self._cores.threads)
 
     def close(self) -> None:
         """Leave the library as it was."""

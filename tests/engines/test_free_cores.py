@@ -156,11 +156,16 @@ def test_the_threads_of_a_stage_follow_the_load_unless_somebody_chose_them(
     calls: list[int] = []
 
     def adapt(self: ThreadsByLoad) -> None:
-        if self._most > 1 or engine == "llamacpp":  # whose default is one thread on two cores
+        if self._most > 1:
             self._apply(1 + len(calls) % 2)
             calls.append(1)
 
+    def now(self: FreeCores) -> int:
+        calls.append(1)
+        return 1 + len(calls) % 2
+
     monkeypatch.setattr(ThreadsByLoad, "adapt", adapt)
+    monkeypatch.setattr(FreeCores, "now", now)
     directory = write_checkpoint(tmp_path, TinyModel(layers=3))
     with two_threads(engine):
         following = logits_of(provider, directory)
