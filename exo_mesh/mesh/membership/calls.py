@@ -6,6 +6,7 @@ The records and news in hello, probe and exchange stay messages: the membership 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
@@ -61,6 +62,34 @@ SHARE_KEYS = PeerCall(
 async def goodbye(client: ControlPort, own: PeerInfo, *, asleep: bool = False) -> None:
     """Notify a peer that this node leaves on purpose, or that its machine is about to sleep."""
     await client.call(GOODBYE, pb.GoodbyeRequest(peer_id=own.id, incarnation=own.incarnation, asleep=asleep))
+
+
+async def answer_goodbye(leaves: Callable[[str, int, bool], None], request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+    """leaves: see Membership.peer_leaves."""
+    leaves(request.peer_id, request.incarnation, request.asleep)
+    return pb.GoodbyeReply()
+
+
+class Reach(NamedTuple):
+    """Whether a node reaches a peer. refused: the peer's machine answers that nothing listens at its addresses."""
+
+    reached: bool = False
+    refused: bool = False
+
+
+async def answer_indirect_probe(
+    probe: Callable[[str, int], Awaitable[Reach]], request: pb.IndirectProbeRequest
+) -> pb.IndirectProbeReply:
+    """probe: see Probing.answer_indirect."""
+    found = await probe(request.target, request.incarnation)
+    return pb.IndirectProbeReply(reached=found.reached, refused=found.refused)
+
+
+async def indirect_probe(client: ControlPort, own_id: str, target: PeerInfo, timeout_s: float) -> Reach:
+    """Let a peer probe another one for this node."""
+    request = pb.IndirectProbeRequest(from_peer=own_id, target=target.id, incarnation=target.incarnation)
+    reply = await client.call(INDIRECT_PROBE, request, timeout_s)
+    return Reach(reply.reached, reply.refused)
 
 
 async def reaches(calls: Calls, from_id: str, target: str, incarnation: int) -> bool:

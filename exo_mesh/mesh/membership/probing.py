@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
-from exo_mesh.mesh.membership.calls import INDIRECT_PROBE, PROBE
+from exo_mesh.mesh.membership.calls import PROBE, Reach, indirect_probe
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.port import ControlPort
@@ -104,18 +104,18 @@ class Probing:
             return None, True
         return self.answer(request, by_datagram=True), True
 
-    async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
+    async def answer_indirect(self, target: str, incarnation: int) -> Reach:
         """Probe a peer on behalf of a caller that cannot reach it."""
-        peer = self._roster.peers.get(request.target)
-        if peer is None or peer.info.incarnation != request.incarnation:
-            return pb.IndirectProbeReply()
+        peer = self._roster.peers.get(target)
+        if peer is None or peer.info.incarnation != incarnation:
+            return Reach()
         began, probe_s = self._roster.clock(), self._roster.timing.probe_s
         try:
             await self._ask(peer, 0.8 * probe_s, by_call=True)  # leaves time for the reply
         except MeshError:
             is_late = self._roster.clock() - began > probe_s / 4  # silent, so not a refusal
-            return pb.IndirectProbeReply(refused=not is_late and await self._is_refused(peer))
-        return pb.IndirectProbeReply(reached=True)
+            return Reach(refused=not is_late and await self._is_refused(peer))
+        return Reach(reached=True)
 
     async def _probe(self, peer: Peer, *, by_call: bool) -> None:
         roster, swim = self._roster, self._roster.swim
@@ -131,17 +131,14 @@ class Probing:
         finally:
             self._probing.discard(peer.id)
         helpers = [roster.peers[one] for one in swim.helpers(peer.id)]
-        request = pb.IndirectProbeRequest(
-            from_peer=roster.own.id, target=peer.id, incarnation=peer.info.incarnation
-        )  # fmt: skip
         answers_elsewhere, is_refused, *replies = await asyncio.gather(
             peer.try_next_address(),
             self._is_refused(peer),
-            *(helper.client.call(INDIRECT_PROBE, request, timeout_s) for helper in helpers),
+            *(indirect_probe(helper.client, roster.own.id, peer.info, timeout_s) for helper in helpers),
             return_exceptions=True,
         )
         by_helper = {helper.id: reply for helper, reply in zip(helpers, replies, strict=True)}
-        answers = {one: reply for one, reply in by_helper.items() if isinstance(reply, pb.IndirectProbeReply)}
+        answers = {one: reply for one, reply in by_helper.items() if isinstance(reply, Reach)}
         if answers_elsewhere is True or any(reply.reached for reply in answers.values()):
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:

@@ -20,7 +20,7 @@ from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
-from exo_mesh.mesh.membership.calls import goodbye
+from exo_mesh.mesh.membership.calls import Reach, goodbye
 from exo_mesh.mesh.membership.detector import LAN, Timing
 from exo_mesh.mesh.membership.dialer import Dialer
 from exo_mesh.mesh.membership.exchange import Exchange
@@ -319,22 +319,21 @@ class Membership:
         """Answer a probe that came as a datagram; see Probing.answer_datagram."""
         return self._probing.answer_datagram(request, host)
 
-    async def answer_indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
+    async def answer_indirect_probe(self, target: str, incarnation: int) -> Reach:
         """Probe a peer on behalf of a caller that cannot reach it."""
-        return await self._probing.answer_indirect(request)
+        return await self._probing.answer_indirect(target, incarnation)
 
     async def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
         """Answer one call of an anti-entropy round, as the called side."""
         return self._exchange.answer(request)
 
-    async def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
-        """Handle a peer that leaves on purpose or goes to sleep."""
-        held = self._roster.swim.member(request.peer_id)
-        if held is not None and held.life.incarnation == request.incarnation:
-            self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
-            if request.asleep:
-                self._roster.known.fell_asleep(request.peer_id, self._roster.wall_clock())
-        return pb.GoodbyeReply()
+    def peer_leaves(self, peer_id: str, incarnation: int, is_asleep: bool) -> None:
+        """Handle the goodbye of a peer that leaves on purpose or goes to sleep."""
+        held = self._roster.swim.member(peer_id)
+        if held is not None and held.life.incarnation == incarnation:
+            self._news.learn(Update(peer_id, SwimState.LEFT, held.life), None)
+            if is_asleep:
+                self._roster.known.fell_asleep(peer_id, self._roster.wall_clock())
 
     # The background loop.
 

@@ -35,9 +35,9 @@ def answers(membership: Membership, own_calls: OwnCalls) -> list[AnyAnswer]:
     return [
         CallAnswer(calls.HELLO, lambda request, caller: membership.answer_hello(request, host_of_peer(caller))),
         answer(calls.PROBE, membership.answer_probe),
-        answer(calls.INDIRECT_PROBE, membership.answer_indirect_probe),
+        answer(calls.INDIRECT_PROBE, partial(calls.answer_indirect_probe, membership.answer_indirect_probe)),
         answer(calls.EXCHANGE, membership.answer_exchange),
-        answer(calls.GOODBYE, membership.answer_goodbye),
+        answer(calls.GOODBYE, partial(calls.answer_goodbye, membership.peer_leaves)),
         answer(calls.CONFIRM, partial(calls.answer_confirm, own_calls)),
         answer(calls.STOP_NODE, partial(calls.answer_stop_node, membership.own, stops.ask)),
         answer(calls.WAKE, partial(calls.answer_wake, sleeps.send_packets)),
