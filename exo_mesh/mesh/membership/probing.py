@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
-from exo_mesh.mesh.membership.calls import PROBE, Reach, indirect_probe
+from exo_mesh.mesh.membership.calls import Reach, indirect_probe, probe
+from exo_mesh.mesh.membership.messages import ProbeReply, ProbeRequest
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.roster import Roster
 from exo_mesh.mesh.membership.swim import SwimState, Update
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -61,32 +60,42 @@ class Probing:
         except MeshError:
             self.start(peer)
 
-    def answer(self, request: pb.ProbeRequest, *, by_datagram: bool = False) -> pb.ProbeReply:
+    def answer(self, request: ProbeRequest, *, by_datagram: bool = False) -> ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
-        own = self._roster.own
-        reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
-        reply.takes_datagrams = self._roster.takes_datagrams
-        reply.keeps_hops = True
-        caller = self._roster.knows(request.from_peer, request.incarnation)
-        if caller is None:
-            reply.unknown_sender = True
-            return reply
+        roster, own = self._roster, self._roster.own
+        caller = roster.knows(request.from_peer, request.incarnation)
+        news = {} if caller is None else self._answer_news(caller, request, by_datagram)
+        return ProbeReply(
+            own.id,
+            own.incarnation,
+            roster.wall_clock(),
+            caller is None,
+            roster.takes_datagrams,
+            keeps_hops=True,
+            **news,
+        )
+
+    def _answer_news(self, caller: Peer, request: ProbeRequest, by_datagram: bool) -> dict[str, Any]:
+        """Process a caller's news; returns the news for it."""
         self._news.hear(request.updates, request.records, request.telemetry, caller.client)
         self._prefixes.hear(request.prefixes)
-        if any(update.peer_id == own.id and update.state != pb.PEER_STATE_ALIVE for update in request.updates):
-            reply.updates.append(self._news.update_message(own.id))  # refutes the caller's doubt at once
+        own_id = self._roster.own.id
+        doubts = (one for one, _ in request.updates if one.peer_id == own_id and one.state is not SwimState.ALIVE)
+        refuted = self._news.updates([own_id]) if any(doubts) else ()  # refutes the caller's doubt at once
         updates, records = self._news.for_peer(request.from_peer)
-        reply.updates.extend(updates)
-        reply.records.extend(records)
-        readings = self._news.datagram_readings(caller) if by_datagram else self._news.probe_readings()
-        reply.telemetry.extend(readings)
         prefixes = self._prefixes.take(caller.id)
-        reply.prefixes.extend(prefixes)
         self._prefixes.reached(caller.id, prefixes)
-        reply.view_sum, reply.fences_sum = self._roster.sums
-        return reply
+        view_sum, fences_sum = self._roster.sums
+        return {
+            "updates": (*refuted, *updates),
+            "records": records,
+            "telemetry": self._news.datagram_readings(caller) if by_datagram else self._news.probe_readings(),
+            "prefixes": prefixes,
+            "view_sum": view_sum,
+            "fences_sum": fences_sum,
+        }
 
-    def answer_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
+    def answer_datagram(self, request: ProbeRequest, host: str) -> tuple[ProbeReply | None, bool]:
         """The answer to a probe that came as a datagram from `host`, and whether the caller is a peer with that
         address; no other caller gets an answer. Without a reply the caller is asked to call, because there is news for
         it that must not be lost."""
@@ -198,17 +207,11 @@ class Probing:
         updates, records = self._news.for_peer(peer.id)
         prefixes = self._prefixes.take(peer.id)
         by_call = bool(by_call or updates or records or prefixes or self._must_call(peer))
-        request = pb.ProbeRequest(
-            from_peer=roster.own.id,
-            incarnation=roster.own.incarnation,
-            target=peer.id,
-            updates=updates,
-            records=records,
-            telemetry=self._news.probe_readings() if by_call else self._news.datagram_readings(peer),
-            prefixes=prefixes,
-        )
+        readings = self._news.probe_readings() if by_call else self._news.datagram_readings(peer)
+        own = roster.own
+        request = ProbeRequest(own.id, own.incarnation, peer.id, updates, records, readings, prefixes)
         began = roster.clock()
-        reply = await _probe(peer.client, request, timeout_s, by_call=by_call)
+        reply = await probe(peer.client, request, timeout_s, by_call=by_call)
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())
@@ -221,19 +224,6 @@ class Probing:
         self._prefixes.hear(reply.prefixes)
         self._prefixes.reached(peer.id, request.prefixes)
         peer.takes_short_readings = reply.takes_datagrams and reply.keeps_hops
-        peer.sends_sums = reply.HasField("view_sum")
+        peer.sends_sums = reply.view_sum is not None
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)
-
-
-async def _probe(client: ControlPort, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool) -> pb.ProbeReply:
-    """Send a probe by a datagram or, if that does not work, by a call. by_call: the answer must show that calls reach
-    the peer, so a datagram does not do."""
-    began, datagrams = monotonic(), client.datagrams
-    if datagrams is None:
-        return await client.call(PROBE, request, timeout_s)
-    if not by_call and (heard := await datagrams.ask(request)) is not None:
-        return heard
-    reply = await client.call(PROBE, request, max(0.0, timeout_s - (monotonic() - began)))
-    datagrams.called(reply)
-    return reply
