@@ -132,12 +132,12 @@ def _repeated(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, scope: 
     whole = "frozenset" if is_set else "tuple"
     read = [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.Size)]
     each = _each_valid if one_mark(found, marks.OnlyValid) else _each
-    read += [each(whole, item.read, scope)]
+    read += [_unless_empty(each(whole, item.read, scope), f"{whole}()", scope)]
     read += [scope.call(_range_of_all(mark, field)) for mark in found if isinstance(mark, marks.Range)]
     read += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
     write: list[Expression] = [lambda value: f"sorted({value})"] if is_set else []
     write += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.FirstBytes)]
-    write += [] if item.write is as_it_is else [_each("", item.write, scope)]
+    write += [] if item.write is as_it_is else [_unless_empty(_each("", item.write, scope), "None", scope)]
     return FieldForm(_chain(read), _chain(write))
 
 
@@ -150,6 +150,12 @@ def _each(whole: str, item: Expression, scope: FieldScope) -> Expression:
         return lambda values: f"{whole}({values})"
     name = scope.variable()
     return lambda values: f"{whole}([{item(name)} for {name} in {values}])"
+
+
+def _unless_empty(read: Expression, empty: str, scope: FieldScope) -> Expression:
+    """Iterating over an empty repeated field takes 0.6 us, and most are empty."""
+    name = scope.variable()
+    return lambda values: f"({read(name)} if ({name} := {values}) else {empty})"
 
 
 def _each_valid(whole: str, item: Expression, scope: FieldScope) -> Expression:

@@ -6,7 +6,8 @@ A reading is passed on without being decoded, so that a peer with a newer versio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.device import MAX_HOPS, Telemetry
 from exo_mesh.domain.view import Unread
@@ -18,8 +19,7 @@ _FIELD_BYTES = 4
 """Most bytes of the field number and the length of a hop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """A telemetry reading as it came, or this node's own. sequence, keys_digest: see Telemetry. keeps_hops: it lists
     only some hops; for the other peers, the hops of the reading before it still count."""
 

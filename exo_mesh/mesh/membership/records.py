@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.view import TOMBSTONE_S, ForeignInfo, Record, RecordKey, RecordValue, Unread, View
 from exo_mesh.mesh.membership.fences import Fences
@@ -114,7 +116,7 @@ class Records:
         if reading.keeps_hops:
             reading = completed(reading, held, self._is_alive)
         if reading.num_bytes > MAX_READING_BYTES:
-            reading = replace(reading, content=reading.value)
+            reading = msgspec.structs.replace(reading, content=reading.value)
         self.readings[reading.peer_id] = reading
 
     def take_telemetry(self, telemetry: Telemetry) -> None:
