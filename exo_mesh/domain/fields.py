@@ -75,6 +75,11 @@ class Only:
 
 
 @dataclass(frozen=True)
+class OnlyValid:
+    """Items that break a bound, or that this version does not know, are left out."""
+
+
+@dataclass(frozen=True)
 class Tidied:
     """The value that was read is replaced by the function's result."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,9 @@ MAX_PICTURES = 32
 
 MAX_REQUEST_PIXEL_BYTES = 64 * 1024 * 1024
 """Most bytes of pixels of one request."""
+
+PIECE_BYTES = 512 * 1024
+"""Most bytes of pixels in one message."""
 
 MAX_HELD_BYTES = 512 * 1024 * 1024
 """Most bytes of pixels that one process holds for all live requests together."""
@@ -127,6 +130,22 @@ def whole_row(pictures: Sequence[PictureSpec], pos0: int, n: int) -> int:
         if picture.is_whole and picture.start < pos0 + n < picture.stop:
             return picture.start - pos0 if picture.start > pos0 else picture.stop - pos0
     return n
+
+
+class ImagePiece(msgspec.Struct, frozen=True):
+    """A part of the pixels of an image. digest, num_bytes: of all its pixels; only the first piece says them."""
+
+    digest: str = ""
+    num_bytes: int = 0
+    pixels: bytes = b""
+
+
+def pieces_of(picture: Picture) -> Iterator[ImagePiece]:
+    """The pixels of an image in pieces of PIECE_BYTES."""
+    digest, size = picture.spec.digest, len(picture.pixels)
+    for start in range(0, size, PIECE_BYTES):
+        yield ImagePiece(digest, size, picture.pixels[start : start + PIECE_BYTES])
+        digest, size = "", 0
 
 
 class PixelBudget:

@@ -110,6 +110,12 @@ class Unread(Generic[T]):
         self._read: Callable[[bytes], T] | None = read
         self._value: T
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unread) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
     @property
     def value(self) -> T:
         if self._read is not None:
@@ -119,11 +125,13 @@ class Unread(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One version of one record. content: None exactly if the record is deleted."""
+    """One version of one record. content: None exactly if the record is deleted. deleted_s: seconds since the deletion,
+    when the record was sent."""
 
     key: RecordKey
     version: int
     content: RecordValue | Unread[RecordValue] | None
+    deleted_s: float = 0.0
 
     @property
     def value(self) -> RecordValue | None:
@@ -149,8 +157,7 @@ class View:
         """Rises whenever a record of shared settings changes."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
-        """Adopts newer records and returns the changed ones. Owners over MAX_RECORDS_PER_OWNER get no new keys.
-        Deletions among them count as made at `now`."""
+        """Adopts newer records and returns the changed ones. Owners over MAX_RECORDS_PER_OWNER get no new keys."""
         changed = []
         for record in records:
             owned = self._owners.setdefault(record.key.owner, {})
@@ -163,7 +170,7 @@ class View:
             self._count(record)
             self._add(held, record)
             if record.deleted:
-                self._deleted_at[record.key] = now
+                self._deleted_at[record.key] = now - record.deleted_s
             else:
                 self._deleted_at.pop(record.key, None)
             changed.append(record)

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.base.clock import Clock, monotonic
@@ -22,6 +23,7 @@ from exo_mesh.machine.wake_on_lan import own_macs
 from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.mesh.discovery.port import Announcement, Discovery
 from exo_mesh.mesh.discovery.static import StaticDiscovery
+from exo_mesh.mesh.membership.calls import answer_datagram
 from exo_mesh.node.background import start_background
 from exo_mesh.node.wiring import NodeParts, Tuning
 from exo_mesh.rings.placing.hostfile_rank import own_rank
@@ -93,7 +95,7 @@ class Node:
         await asyncio.to_thread(self._hosting.runner_history.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
         if settings.probe_datagrams and await self._parts.probe_port.start(
-            settings.host, port, self.membership.answer_probe_datagram
+            settings.host, port, partial(answer_datagram, self.membership.probing.answer_datagram)
         ):
             self.membership.take_datagrams()
         phases.done("control port")

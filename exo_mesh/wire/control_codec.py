@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
@@ -60,14 +61,15 @@ _KINDS: dict[str, Codec[Any, Any]] = {
 _KIND_OF = {codec.cls: kind for kind, codec in _KINDS.items()}
 
 
-def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
-    """deleted_s: seconds since the deletion, for a deleted record."""
+def record_to_proto(record: Record) -> pb.Record:
     if isinstance(record.content, Unread):
         return pb.Record.FromString(record.content.data)
     value = record.content
     if isinstance(value, ForeignInfo):
         return pb.Record.FromString(value.content)
-    message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
+    message = pb.Record(
+        **record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=record.deleted_s
+    )
     if value is not None:
         kind = _KIND_OF[type(value)]
         getattr(message, kind).CopyFrom(_KINDS[kind].write(value))
@@ -75,45 +77,46 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
 
 
 def record_from_proto(message: pb.Record) -> Record:
-    """A record of a kind that only a newer version knows is kept unchanged. Raises TransportError if kind and content
-    disagree, or a bound is broken."""
-    return Record(key_of(message), message.version, None if message.deleted else _value(message))
+    """The content is only read when it is needed. It is ForeignInfo if it breaks a bound, or is of a kind that only a
+    newer version knows. Raises TransportError if kind and content disagree."""
+    key = RecordKey(message.kind, message.id, message.owner)
+    if message.deleted:
+        return Record(key, message.version, None, message.deleted_s)
+    if message.kind not in _KINDS:
+        return Record(key, message.version, ForeignInfo(_foreign_bytes(message)))
+    if not message.HasField(message.kind):
+        raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" without its content')
+    return Record(key, message.version, Unread(message.SerializeToString(), _value))
 
 
-def unread_record(message: pb.Record) -> Record:
-    """Like `record_from_proto`, but the content is only read when it is needed. If it breaks a bound it is ForeignInfo
-    then. Raises TransportError if kind and content disagree."""
-    if message.deleted or message.kind not in _KINDS:
-        return record_from_proto(message)
-    _check_content(message)
-    return Record(key_of(message), message.version, Unread(message.SerializeToString(), _value_or_foreign))
+def encoded(record: Record) -> Record:
+    """A record of this node, whose content is encoded once for all peers that get it."""
+    value = record.content
+    if value is None or isinstance(value, ForeignInfo | Unread):
+        return record
+    return replace(record, content=Unread(record_to_proto(record).SerializeToString(), lambda data: value))
 
 
-def key_of(message: pb.Record) -> RecordKey:
-    return RecordKey(message.kind, message.id, message.owner)
+def record_bytes(record: Record) -> int:
+    """The length of a record as it is sent."""
+    content = record.content
+    return len(content.data) if isinstance(content, Unread) else record_to_proto(record).ByteSize()
 
 
-def _value(message: pb.Record) -> RecordValue:
-    codec = _KINDS.get(message.kind)
-    if codec is None:
-        return ForeignInfo(_foreign_bytes(message))
-    _check_content(message)
-    if codec is CARD and len(message.id) > MAX_ID:
-        raise TransportError(f"a peer sent a model card with an id of {len(message.id)} characters; at most {MAX_ID}")
-    value: RecordValue = codec.read(getattr(message, message.kind))
-    return value
-
-
-def _value_or_foreign(data: bytes) -> RecordValue:
+def _value(data: bytes) -> RecordValue:
+    message = pb.Record.FromString(data)
     try:
-        return _value(pb.Record.FromString(data))
+        return _checked_value(message)
     except TransportError:
         return ForeignInfo(data)
 
 
-def _check_content(message: pb.Record) -> None:
-    if not message.HasField(message.kind):
-        raise TransportError(f'a peer sent a record of kind "{message.kind[:40]}" without its content')
+def _checked_value(message: pb.Record) -> RecordValue:
+    codec = _KINDS[message.kind]
+    if codec is CARD and len(message.id) > MAX_ID:
+        raise TransportError(f"a peer sent a model card with an id of {len(message.id)} characters; at most {MAX_ID}")
+    value: RecordValue = codec.read(getattr(message, message.kind))
+    return value
 
 
 def _foreign_bytes(message: pb.Record) -> bytes:
@@ -141,4 +144,5 @@ def _setting_from_proto(message: pb.SharedSetting) -> SharedSetting:
     return SharedSetting(message.name, text, message.counter, message.author)
 
 
+by_hand(Record, record_from_proto, record_to_proto, *pb.Record.DESCRIPTOR.fields_by_name)
 by_hand(SharedSetting, _setting_from_proto, _setting_to_proto, "name", "text", "removed", "counter", "author")

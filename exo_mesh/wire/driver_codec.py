@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from exo_mesh.domain.images import MAX_PICTURES, PictureSpec
+from exo_mesh.domain.images import MAX_PICTURES, ImagePiece, PictureSpec
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import (
     FrameTrace,
@@ -26,6 +26,7 @@ PROMPT_LOGPROB = Codec(PromptLogprob, pb.PromptLogprob)
 TRACE = Codec(FrameTrace, pb.FrameTrace)
 PREFIX = Codec(PrefixReport, pb.PrefixReport)
 PICTURE = Codec(PictureSpec, pb.Image)
+PIECE = Codec(ImagePiece, pb.ImagePiece)
 EVENT = Codec(TokenEvent, pb.TokenEvent, error=TransportError)
 
 event_from_proto = EVENT.read

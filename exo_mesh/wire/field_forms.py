@@ -6,8 +6,9 @@ codec's functions are the code that would be written by hand, and as fast.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import accumulate, islice
 from types import NoneType, UnionType
@@ -17,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from exo_mesh.base.printable import printable
 from exo_mesh.domain import fields as marks
-from exo_mesh.errors import PeerVersionError
+from exo_mesh.errors import PeerVersionError, TransportError
 
 Expression = Callable[[str], str]
 _Mark = TypeVar("_Mark")
@@ -45,7 +46,7 @@ class FieldScope:
         """part: gives the functions that read and write a class as a part of a message, without fields of these
         names."""
         self.part = part
-        self.names: dict[str, Any] = {"islice": islice, "printable": printable, "within": _within}
+        self.names: dict[str, Any] = {"islice": islice, "printable": printable, "within": _within, "valid": _valid}
 
     def name(self, value: Any) -> str:
         """A name for an object in the expressions."""
@@ -130,12 +131,13 @@ def _repeated(hint: Any, found: tuple[Any, ...], field: FieldDescriptor, scope: 
         item = FieldForm(_falsy(item, "None", scope).read, _none_as_text(item.write))
     whole = "frozenset" if is_set else "tuple"
     read = [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.Size)]
-    read += [_each(whole, item.read, scope)]
+    each = _each_valid if one_mark(found, marks.OnlyValid) else _each
+    read += [_unless_empty(each(whole, item.read, scope), f"{whole}()", scope)]
     read += [scope.call(_range_of_all(mark, field)) for mark in found if isinstance(mark, marks.Range)]
     read += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Only | marks.Tidied)]
     write: list[Expression] = [lambda value: f"sorted({value})"] if is_set else []
     write += [_bound(mark, field, scope) for mark in found if isinstance(mark, marks.Cut | marks.FirstBytes)]
-    write += [] if item.write is as_it_is else [_each("", item.write, scope)]
+    write += [] if item.write is as_it_is else [_unless_empty(_each("", item.write, scope), "None", scope)]
     return FieldForm(_chain(read), _chain(write))
 
 
@@ -148,6 +150,24 @@ def _each(whole: str, item: Expression, scope: FieldScope) -> Expression:
         return lambda values: f"{whole}({values})"
     name = scope.variable()
     return lambda values: f"{whole}([{item(name)} for {name} in {values}])"
+
+
+def _unless_empty(read: Expression, empty: str, scope: FieldScope) -> Expression:
+    """Iterating over an empty repeated field takes 0.6 us, and most are empty."""
+    name = scope.variable()
+    return lambda values: f"({read(name)} if ({name} := {values}) else {empty})"
+
+
+def _each_valid(whole: str, item: Expression, scope: FieldScope) -> Expression:
+    name = scope.variable()
+    return lambda values: f"{whole}(valid(lambda {name}: {item(name)}, {values}))"
+
+
+def _valid(read: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """The items that can be read."""
+    for item in items:
+        with contextlib.suppress(ValueError, TransportError):
+            yield read(item)
 
 
 def _fixed(length: int, name: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

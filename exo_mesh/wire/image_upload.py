@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from exo_mesh.domain.images import Picture
+from exo_mesh.domain.images import Picture, pieces_of
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.wire.calls import GENERATE, PUT_IMAGE
 from exo_mesh.wire.channels import method_of
+from exo_mesh.wire.driver_codec import PIECE
 from exo_mesh.wire.proto import driver_pb2 as pb
-
-PIECE_BYTES = 512 * 1024
-"""Most pixels of one message."""
 
 
 class UploadedCall:
@@ -42,7 +40,8 @@ class UploadedCall:
     async def _upload(self) -> None:
         """Send each different image once."""
         for picture in {picture.spec.digest: picture for picture in self._pictures}.values():
-            self._call = method_of(self._channel, PUT_IMAGE)(pieces_of(picture), timeout=PUT_IMAGE.deadline_s)
+            pieces = map(PIECE.write, pieces_of(picture))
+            self._call = method_of(self._channel, PUT_IMAGE)(pieces, timeout=PUT_IMAGE.deadline_s)
             try:
                 await self._call
             except grpc.aio.AioRpcError as exc:
@@ -51,13 +50,3 @@ class UploadedCall:
                         "the driver of the model's ring takes no images; install one version on all peers"
                     ) from exc
                 raise
-
-
-def pieces_of(picture: Picture) -> Iterator[pb.ImagePiece]:
-    """The messages of one upload; only the first says what comes."""
-    size = len(picture.pixels)
-    for start in range(0, size, PIECE_BYTES):
-        piece = pb.ImagePiece(pixels=picture.pixels[start : start + PIECE_BYTES])
-        if start == 0:
-            piece.digest, piece.num_bytes = picture.spec.digest, size
-        yield piece

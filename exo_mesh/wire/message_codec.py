@@ -91,9 +91,9 @@ _by_hand: dict[Any, _ReadAndWrite] = {
 _compiled: dict[tuple[Any, str], _ReadAndWrite] = {}
 
 
-def by_hand(cls: type[Any], read: Callable[[Any], Any], write: Callable[[Any], Fields], *names: str) -> None:
-    """Read and write a class by these functions wherever it is a part of a message. names: of the message's fields that
-    they use."""
+def by_hand(cls: type[Any], read: Callable[[Any], Any], write: Callable[[Any], Any], *names: str) -> None:
+    """Read and write a class by these functions wherever it is a part of a message. write: gives the fields of that
+    part, or the part itself. names: of the message's fields that they use."""
     _by_hand[cls] = _ReadAndWrite(read, write, frozenset(names))
 
 

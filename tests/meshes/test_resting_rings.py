@@ -103,7 +103,7 @@ async def test_members_of_a_resting_ring_probe_by_datagrams_and_by_calls_during_
         await until(lambda: rest(nodes) == [True, True])
 
         def must_call() -> list[bool]:
-            return [node.membership._probing._must_call(peer) for node in nodes for peer in node.membership.peers]
+            return [node.membership.probing._must_call(peer) for node in nodes for peer in node.membership.peers]
 
         await until(lambda: must_call() == [False, False])
         got: list[int] = []

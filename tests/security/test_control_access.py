@@ -14,9 +14,8 @@ import pytest
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import OpenMeshError
-from exo_mesh.mesh.membership.calls import CONFIRM, EXCHANGE, STOP_NODE, confirm
+from exo_mesh.mesh.membership.calls import CONFIRM, EXCHANGE, STOP_NODE, confirm, fence_to_proto
 from exo_mesh.mesh.membership.fences import Fence
-from exo_mesh.mesh.membership.messages import fence_to_proto
 from exo_mesh.rings.placing.calls import KEEP_INSTANCE
 from exo_mesh.rings.serving.calls import CANCEL
 from exo_mesh.wire.call_access import (

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.mesh.membership.service import Membership
+from exo_mesh.mesh.membership.admission import Admission
+from exo_mesh.mesh.membership.messages import HelloReply, HelloRequest
 from exo_mesh.node.node import Node
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire import handshake_counter
-from exo_mesh.wire.proto import control_pb2 as pb
 from tests.security.relay import Recorder, replay, said
 from tests.support.nodes import Machine, a_request, make_node, tokens, until
 
@@ -22,13 +22,13 @@ class Callers:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        answer = Membership.answer_hello
+        answer = Admission.answer_hello
 
-        async def answer_hello(membership: Membership, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+        async def answer_hello(admission: Admission, request: HelloRequest, caller_host: str) -> HelloReply:
             self.names.append(request.peer.name)
-            return await answer(membership, request, caller_host)
+            return await answer(admission, request, caller_host)
 
-        patch.setattr(Membership, "answer_hello", answer_hello)
+        patch.setattr(Admission, "answer_hello", answer_hello)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 from google.protobuf.descriptor import FieldDescriptor
 
 from exo_mesh.domain import fields as marks
-from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.embedding.spec import EmbedSpec
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -24,8 +25,11 @@ from exo_mesh.domain.shard import KeptLayers, Shard
 from exo_mesh.domain.shared.settings import SharedSetting, SharedSettings
 from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
+from exo_mesh.domain.view import Record, RecordKey
+from exo_mesh.wire.control_codec import encoded, record_from_proto, record_to_proto
 from exo_mesh.wire.field_forms import is_optional, one_mark, peeled
 from exo_mesh.wire.message_codec import hints_of
+from exo_mesh.wire.readings import Reading
 from tests.wire.hostile import HOSTILE
 
 TEXTS = ("a", "b-1", "é", "org/name", "127.0.0.1:5000")
@@ -158,6 +162,13 @@ def _picture(rng: random.Random) -> PictureSpec:
     return PictureSpec(rng.choice((0, 7)), 4, 2, 2, 28, 56, (0.5, 0.0, 1.0), std, "d" * 64, rng.random() < 0.5)
 
 
+def _record(rng: random.Random) -> Record:
+    download = DownloadInfo("m", DownloadState.ONGOING, rng.choice(NUMBERS), 10)
+    key = RecordKey("download", rng.choice(TEXTS), "p")
+    record = encoded(Record(key, rng.choice(NUMBERS), download if rng.random() < 0.7 else None, 2.5))
+    return record_from_proto(record_to_proto(record))
+
+
 MADE: dict[Any, Callable[[random.Random], Any]] = {
     Plan: _plan, PlanInputs: _inputs, KeptLayers: _kept, TensorGroup: _group, DeviceValues: _values,
     SharedSetting: _setting, GenerateRequest: _request, TokenEvent: _event, PictureSpec: _picture,
@@ -172,6 +183,8 @@ MADE: dict[Any, Callable[[random.Random], Any]] = {
     ThinkingBudget: lambda rng: ThinkingBudget((1, 2), 9, (3,)),
     EmbedSpec: lambda rng: EmbedSpec("score", False, 7, True, 2, (1, 2)),
     PeerInfo: lambda rng: of_class(PeerInfo, rng, macs=("0a:1b:2c:3d:4e:5f",), files_port=rng.choice((0, 7000))),
+    Record: _record,
+    Reading: lambda rng: Reading.of(Telemetry(rng.choice(TEXTS), rng.choice(NUMBERS), 1, 2, 3, keys_digest=7)),
     range: lambda rng: range(*_layers(rng, 9)),
 }  # fmt: skip
 """Classes whose fields must fit together, and how to draw them."""

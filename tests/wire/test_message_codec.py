@@ -23,6 +23,7 @@ from exo_mesh.errors import PeerVersionError
 from exo_mesh.wire import message_codec
 from exo_mesh.wire.field_forms import one_mark, peeled
 from exo_mesh.wire.message_codec import Codec, hints_of
+from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 from tests.support.drawn import drawn, of_class, spoiled
 from tests.wire.hostile import HOSTILE
@@ -109,6 +110,8 @@ def marked(cls: Any, message: Descriptor, path: tuple[str, ...] = ()) -> Iterato
 
 def _marked(hint: Any, field: FieldDescriptor, path: tuple[str, ...]) -> Iterator[Place]:
     inner, found = peeled(hint)
+    if one_mark(found, marks.OnlyValid):
+        return  # nothing in them is refused; test_items_that_cannot_be_read_are_left_out
     items = get_args(inner)
     yield from (Place(path, field, mark) for mark in found)
     if field.is_repeated and get_origin(inner) in (tuple, frozenset):
@@ -236,6 +239,18 @@ def put(message: Any, field: FieldDescriptor, wrong: Any) -> None:
         held.update({f"k{number}": 1 for number in range(wrong.number)})
     else:
         held.extend([held[0] if len(held) else held.add()] * wrong.number)
+
+
+def test_items_that_cannot_be_read_are_left_out() -> None:
+    good = pb.OwnerSummary(owner="a", state=pb.PEER_STATE_ALIVE, incarnation=3)
+    newer = pb.OwnerSummary(owner="a", state=99)  # type: ignore[arg-type]
+    long = pb.OwnerSummary(owner="a" * 65, state=pb.PEER_STATE_ALIVE)
+    record = pb.Record(kind="download", id="m", owner="a", version=5, download=pb.DownloadInfo(model="m"))
+    empty = pb.Record(kind="download", id="m", owner="a", version=6)
+    message = pb.ExchangeReply(summary=[newer, good, long], newer=[empty, record], updates=[pb.PeerUpdate()])
+    read = CODECS["ExchangeReply-ExchangeReply"].read(message)
+    assert [(one.owner, one.life.incarnation) for one in read.summary] == [("a", 3)]
+    assert [one.version for one in read.newer] == [5] and read.updates == ()
 
 
 @every_codec

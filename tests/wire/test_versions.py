@@ -28,7 +28,7 @@ from exo_mesh.domain.view import (
     View,
 )
 from exo_mesh.errors import PeerVersionError, TransportError
-from exo_mesh.mesh.membership.calls import HELLO
+from exo_mesh.mesh.membership.calls import EXCHANGE_REQUEST, HELLO
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION, refusal
 from exo_mesh.mesh.membership.records import Records
 from exo_mesh.models.text_sending import text_files
@@ -47,6 +47,7 @@ from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
 from exo_mesh.wire.peer_call import StreamAnswer, answer
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import driver_pb2, plan_pb2
+from exo_mesh.wire.readings import Reading, reading_from_proto, reading_to_proto
 from exo_mesh.wire.unknown_fields import FIRST_OPTIONAL, require_known
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 
@@ -157,26 +158,31 @@ def records_with(owner: str = "newer") -> Records:
     return Records("own", 1, lambda peer_id: 1 if peer_id == owner else None)
 
 
+def take(records: Records, *messages: object) -> list[Record]:
+    """Let records arrive in an exchange."""
+    return records.take(EXCHANGE_REQUEST.read(pb.ExchangeRequest(push=messages)).push, 0.0)  # type: ignore[arg-type]
+
+
 def test_a_record_is_passed_on_with_what_is_unknown_here() -> None:
     info = PeerInfo("newer", 1, NEWER, "9", 5, "default", ("127.0.0.1:1",), newest_protocol=9)
     sent = codec.record_to_proto(Record(RecordKey("peer", "newer", "newer"), VERSIONS_PER_INCARNATION, info))
     with_field(sent.peer, 200)
     records = records_with()
-    assert [record.value for record in records.take([sent], 0.0)] == [info]
-    assert records.messages_of("newer", 5.0) == [sent]
+    assert [record.value for record in take(records, sent)] == [info]
+    assert [codec.record_to_proto(record) for record in records.of_owner("newer", 5.0)] == [sent]
     records.forget("newer")
-    assert records.messages_of("newer", 5.0) == []
+    assert records.of_owner("newer", 5.0) == []
 
 
 def test_a_record_of_an_unknown_kind_is_kept_passed_on_and_deleted() -> None:
     sent = with_field(pb.Record(kind="wish", id="w", owner="newer", version=VERSIONS_PER_INCARNATION), 300)
     records, knowing = records_with(), View()
-    assert isinstance(records.take([sent], 0.0)[0].value, ForeignInfo)  # type: ignore[list-item]
-    assert records.messages_of("newer", 0.0) == [sent]
+    assert isinstance(take(records, sent)[0].value, ForeignInfo)
+    assert [codec.record_to_proto(record) for record in records.of_owner("newer", 0.0)] == [sent]
     knowing.merge([Record(RecordKey("wish", "w", "newer"), VERSIONS_PER_INCARNATION, ForeignInfo(b""))], 0.0)
     assert (records.view.digest(), records.view.sum) == (knowing.digest(), knowing.sum), "whoever can read it, too"
     gone = pb.Record(kind="wish", id="w", owner="newer", version=VERSIONS_PER_INCARNATION + 1, deleted=True)
-    assert [record.deleted for record in records.take([gone], 1.0)] == [True]
+    assert [record.deleted for record in take(records, gone)] == [True]
 
 
 def test_unknown_kinds_cannot_fill_a_peer() -> None:
@@ -186,18 +192,19 @@ def test_unknown_kinds_cannot_fill_a_peer() -> None:
         for number in range(MAX_FOREIGN_PER_OWNER + 9)
     ]
     long = pb.Record(kind="k", id="x" * MAX_FOREIGN_BYTES, owner="newer", version=VERSIONS_PER_INCARNATION)
-    assert records.take([long], 0.0) == []
-    assert len(records.take(flood, 0.0)) == MAX_FOREIGN_PER_OWNER  # type: ignore[arg-type]
+    assert take(records, long) == []
+    assert len(take(records, *flood)) == MAX_FOREIGN_PER_OWNER
 
 
 def test_a_reading_is_passed_on_with_what_is_unknown_here() -> None:
     records = records_with()
     sent = codec.telemetry_to_proto(Telemetry("newer", 7, 100, 200, 0))
-    records.take_reading(with_field(sent, 200))  # type: ignore[arg-type]
-    assert records.reading_of("newer") == sent and records.telemetry["newer"].usable_bytes == 100
-    later = codec.telemetry_to_proto(Telemetry("newer", 8, 50, 200, 0))
+    records.take_reading(reading_from_proto(with_field(sent, 200)))  # type: ignore[arg-type]
+    passed_on = reading_to_proto(records.readings["newer"])
+    assert passed_on == sent and records.telemetry["newer"].usable_bytes == 100
+    later = Reading.of(Telemetry("newer", 8, 50, 200, 0))
     records.take_reading(later)
-    assert records.reading_of("newer") == later
+    assert records.readings["newer"] is later
 
 
 def test_states_of_a_newer_version_are_steps_on_the_way() -> None:

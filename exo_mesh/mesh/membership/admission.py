@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError, StrangerError, TransportError
-from exo_mesh.mesh.membership.calls import HELLO
+from exo_mesh.mesh.membership.calls import hello
 from exo_mesh.mesh.membership.exchange import Exchange
-from exo_mesh.mesh.membership.messages import update_from_proto, update_to_proto
+from exo_mesh.mesh.membership.messages import HelloReply, HelloRequest, PeerUpdate
 from exo_mesh.mesh.membership.peers import ITSELF, Peer, addresses_of, reached_at
 from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.mesh.membership.swim import Life, Update
-from exo_mesh.wire import control_codec as codec
-from exo_mesh.wire.proto import control_pb2 as pb
 
 CLASH_S = 1.0
 """How long the known holder of an id may take to answer when another node uses the same id."""
@@ -47,33 +46,32 @@ class Admission:
         self._unproven: set[str] = set()
         self._returning = False
 
-    async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+    async def answer_hello(self, request: HelloRequest, caller_host: str) -> HelloReply:
         """Admit the caller, or reply with the reason of the refusal."""
-        roster = self._roster
-        caller = codec.peer_from_proto(request.peer)
-        reply = pb.HelloReply(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
+        roster, caller = self._roster, request.peer
+        reply = partial(HelloReply, roster.own, roster.swim.life.refutation)
         addresses = addresses_of(caller, caller_host)
-        reply.reason = (
+        id_in_use_by = ""
+        reason = (
             roster.peer_filter.refusal(roster.own, caller)
             or roster.peer_filter.obstacle(addresses)
             or self._overload(caller)
         )
         if caller.id == roster.own.id:
-            reply.id_in_use_by = roster.own.name
-        elif not reply.reason and (reason := await self._id_clash(caller)):
-            reply.reason, reply.id_in_use_by = reason, roster.peers[caller.id].info.name
+            id_in_use_by = roster.own.name
+        elif not reason and (reason := await self._id_clash(caller)):
+            id_in_use_by = roster.peers[caller.id].info.name
         life = Life(caller.incarnation, request.refutation)
-        if reply.reason:
-            roster.note_refusal(f"{caller.name} at {caller_host}", reply.reason, peer_id=caller.id)
-        elif (verdict := roster.verdict_on(caller.id, life)) is not None:
-            reply.reason = f"{caller.name} is considered {verdict.state} here"
-            reply.verdict.CopyFrom(update_to_proto(verdict))
-        else:
-            if caller.id not in roster.peers:  # a known peer has proven itself
-                self._unproven.add(caller.id)
-            self._admit(caller, life, addresses)
-            reply.accepted = True
-        return reply
+        if reason:
+            roster.note_refusal(f"{caller.name} at {caller_host}", reason, peer_id=caller.id)
+            return reply(reason=reason, id_in_use_by=id_in_use_by)
+        if (verdict := roster.verdict_on(caller.id, life)) is not None:
+            reason = f"{caller.name} is considered {verdict.state} here"
+            return reply(reason=reason, verdict=PeerUpdate(verdict))
+        if caller.id not in roster.peers:  # a known peer has proven itself
+            self._unproven.add(caller.id)
+        self._admit(caller, life, addresses)
+        return reply(accepted=True)
 
     async def say_hello(self, address: str) -> bool:
         """Introduce this node at an address; True if a peer answers and both sides accept each other."""
@@ -81,7 +79,6 @@ class Admission:
         client = roster.dial(address)
         try:
             reply = await self._hello_with(client)
-            answered = codec.peer_from_proto(reply.peer)
         except StrangerError as exc:
             roster.note_refusal(address, str(exc), address=address)
             return False
@@ -90,9 +87,10 @@ class Admission:
             return False
         finally:
             await client.close()
+        answered = reply.peer
         reason = reply.reason if not reply.accepted else roster.peer_filter.refusal(roster.own, answered)
         if reason:
-            if not reply.HasField("verdict"):
+            if reply.verdict is None:
                 who = f"{answered.name} at {address}"
                 if reply.id_in_use_by and reason != ITSELF:
                     roster.note_id_taken(reply.id_in_use_by)
@@ -133,23 +131,23 @@ class Admission:
             self._roster.changed.beat()
         return result is not AdmitResult.REFUSED
 
-    async def _hello_with(self, client: ControlPort) -> pb.HelloReply:
+    async def _hello_with(self, client: ControlPort) -> HelloReply:
         """Say hello. If the peer considers this node dead, refute that and say hello again."""
         roster = self._roster
         if roster.is_asleep:  # a hello under way must not undo the sleep
             raise TransportError("this machine is going to sleep")
-        reply = pb.HelloReply()
-        for _ in range(2):
-            request = pb.HelloRequest(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
-            reply = await client.call(HELLO, request, roster.timing.call_s)
-            verdict = update_from_proto(reply.verdict) if reply.HasField("verdict") else None
-            if verdict is None or not roster.swim.is_accused(verdict):
-                break
-            if self._returning:
-                raise TransportError("this node is already returning to the mesh")
-            self._returning = True
-            await self._return(verdict, client)
-        return reply
+        reply = await self._hello_once(client)
+        if reply.verdict is None or not roster.swim.is_accused(reply.verdict.update):
+            return reply
+        if self._returning:
+            raise TransportError("this node is already returning to the mesh")
+        self._returning = True
+        await self._return(reply.verdict.update, client)
+        return await self._hello_once(client)
+
+    async def _hello_once(self, client: ControlPort) -> HelloReply:
+        roster = self._roster
+        return await hello(client, HelloRequest(roster.own, roster.swim.life.refutation), roster.timing.call_s)
 
     def _overload(self, caller: PeerInfo) -> str:
         """The reason to refuse a caller because too many nodes have only said hello so far; "" if there is room."""
@@ -169,8 +167,7 @@ class Admission:
         if known.info.incarnation > caller.incarnation:
             return f"the node with id {caller.id[:8]} has restarted since (incarnation {known.info.incarnation})"
         try:
-            hello = pb.HelloRequest(peer=codec.peer_to_proto(self._roster.own))
-            reply = await known.client.call(HELLO, hello, CLASH_S)
+            reply = await hello(known.client, HelloRequest(self._roster.own), CLASH_S)
         except MeshError:
             return ""
         if reply.peer.id == caller.id and reply.peer.incarnation == known.info.incarnation:

@@ -1,20 +1,34 @@
-"""The calls of the membership, and those to a node as a whole: one row each, this node's answers, and some as values.
+"""The calls of the membership, and those to a node as a whole: one row each, this node's answers, and the function that
+callers use.
 
-The records and news in hello, probe and exchange stay messages: the membership passes them on as they came.
+What a newer version adds to news is ignored. In records and readings it is passed on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
+from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.errors import TransportError
+from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.known_peers import MAX_KNOWN_ADDRESSES
+from exo_mesh.mesh.membership.messages import (
+    ExchangeReply,
+    ExchangeRequest,
+    HelloReply,
+    HelloRequest,
+    ProbeReply,
+    ProbeRequest,
+)
 from exo_mesh.mesh.membership.port import Calls, ControlPort, require_own
 from exo_mesh.security.key_table import ApiKey
-from exo_mesh.wire.call_access import ANYBODY, CONFIRM_S, SECRET, OwnCalls, owner
+from exo_mesh.wire.call_access import ANYBODY, CONFIRM_S, SECRET, OwnCalls, host_of_peer, owner
 from exo_mesh.wire.incoming import MAX_BYTES, STRANGER_BYTES
 from exo_mesh.wire.key_codec import keys_from_proto, keys_to_proto
+from exo_mesh.wire.message_codec import Codec
 from exo_mesh.wire.peer_call import CALL_S, PeerCall
 from exo_mesh.wire.proto import control_pb2 as pb
 
@@ -58,9 +72,97 @@ SHARE_KEYS = PeerCall(
 )
 
 
+HELLO_REQUEST = Codec(HelloRequest, pb.HelloRequest, error=TransportError)
+HELLO_REPLY = Codec(HelloReply, pb.HelloReply, error=TransportError)
+PROBE_REQUEST = Codec(ProbeRequest, pb.ProbeRequest)
+PROBE_REPLY = Codec(ProbeReply, pb.ProbeReply)
+EXCHANGE_REQUEST = Codec(ExchangeRequest, pb.ExchangeRequest)
+EXCHANGE_REPLY = Codec(ExchangeReply, pb.ExchangeReply)
+FENCE = Codec(Fence, pb.Fence)
+
+fence_to_proto, fence_from_proto = FENCE.write, FENCE.read
+
+
+async def answer_hello(
+    admit: Callable[[HelloRequest, str], Awaitable[HelloReply]], request: pb.HelloRequest, caller: str
+) -> pb.HelloReply:
+    """admit: see Admission.answer_hello. caller: gRPC's name of the caller."""
+    return HELLO_REPLY.write(await admit(HELLO_REQUEST.read(request), host_of_peer(caller)))
+
+
+async def hello(client: ControlPort, request: HelloRequest, timeout_s: float) -> HelloReply:
+    """Introduce this node to another one."""
+    return HELLO_REPLY.read(await client.call(HELLO, HELLO_REQUEST.write(request), timeout_s))
+
+
+async def answer_probe(reply: Callable[[ProbeRequest], ProbeReply], request: pb.ProbeRequest) -> pb.ProbeReply:
+    """reply: see Probing.answer."""
+    return PROBE_REPLY.write(reply(PROBE_REQUEST.read(request)))
+
+
+def answer_datagram(
+    reply: Callable[[ProbeRequest, str], tuple[ProbeReply | None, bool]], request: pb.ProbeRequest, host: str
+) -> tuple[pb.ProbeReply | None, bool]:
+    """reply: see Probing.answer_datagram."""
+    found, is_known = reply(PROBE_REQUEST.read(request), host)
+    return None if found is None else PROBE_REPLY.write(found), is_known
+
+
+async def probe(client: ControlPort, request: ProbeRequest, timeout_s: float, *, by_call: bool) -> ProbeReply:
+    """Send a probe by a datagram or, if that does not work, by a call. by_call: the answer must show that calls reach
+    the peer, so a datagram does not do."""
+    message, began, datagrams = PROBE_REQUEST.write(request), monotonic(), client.datagrams
+    heard = None if by_call or datagrams is None else await datagrams.ask(message)
+    if heard is None:
+        heard = await client.call(PROBE, message, max(0.0, timeout_s - (monotonic() - began)))
+        if datagrams is not None:
+            datagrams.called(heard)
+    return PROBE_REPLY.read(heard)
+
+
+async def answer_exchange(
+    reply: Callable[[ExchangeRequest], ExchangeReply], request: pb.ExchangeRequest
+) -> pb.ExchangeReply:
+    """reply: see Exchange.answer."""
+    return EXCHANGE_REPLY.write(reply(EXCHANGE_REQUEST.read(request)))
+
+
+async def exchange(client: ControlPort, request: ExchangeRequest, timeout_s: float) -> ExchangeReply:
+    """Make one call of an anti-entropy round."""
+    return EXCHANGE_REPLY.read(await client.call(EXCHANGE, EXCHANGE_REQUEST.write(request), timeout_s))
+
+
 async def goodbye(client: ControlPort, own: PeerInfo, *, asleep: bool = False) -> None:
     """Notify a peer that this node leaves on purpose, or that its machine is about to sleep."""
     await client.call(GOODBYE, pb.GoodbyeRequest(peer_id=own.id, incarnation=own.incarnation, asleep=asleep))
+
+
+async def answer_goodbye(leaves: Callable[[str, int, bool], None], request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+    """leaves: see Membership.peer_leaves."""
+    leaves(request.peer_id, request.incarnation, request.asleep)
+    return pb.GoodbyeReply()
+
+
+class Reach(NamedTuple):
+    """Whether a node reaches a peer. refused: the peer's machine answers that nothing listens at its addresses."""
+
+    reached: bool = False
+    refused: bool = False
+
+
+async def answer_indirect_probe(
+    probe: Callable[[str, int], Awaitable[Reach]], request: pb.IndirectProbeRequest
+) -> pb.IndirectProbeReply:
+    """probe: see Probing.answer_indirect."""
+    found = await probe(request.target, request.incarnation)
+    return pb.IndirectProbeReply(reached=found.reached, refused=found.refused)
+
+
+async def indirect_probe(client: ControlPort, own_id: str, target: PeerInfo, timeout_s: float) -> Reach:
+    """Let a peer probe another one for this node."""
+    request = pb.IndirectProbeRequest(from_peer=own_id, target=target.id, incarnation=target.incarnation)
+    reply = await client.call(INDIRECT_PROBE, request, timeout_s)
+    return Reach(reply.reached, reply.refused)
 
 
 async def reaches(calls: Calls, from_id: str, target: str, incarnation: int) -> bool:

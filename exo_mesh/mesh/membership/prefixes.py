@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.routing.digest import MAX_BYTES, is_digest, shortened
 from exo_mesh.mesh.membership.gossip import GossipQueue, retransmissions
+from exo_mesh.mesh.membership.messages import PeerPrefixes
 from exo_mesh.mesh.membership.roster import Roster
-from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_PEER_BYTES = 2 * MAX_BYTES
 """Most bytes of the digests of one peer. With more than two drivers each of them has a shorter one."""
@@ -31,14 +32,6 @@ peers that have joined or missed them."""
 MAX_ID = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """version: with the incarnation of the peer before it, because a peer counts from 1 again after a restart."""
-
-    version: tuple[int, int] = (0, 0)
-    digests: Mapping[str, bytes] = field(default_factory=dict)
-
-
 class PrefixNews:
     """Holds the digests of all peers. read() returns the digests of this node's drivers, by instance.
 
@@ -49,8 +42,8 @@ class PrefixNews:
     def __init__(self, roster: Roster, read: Callable[[], Mapping[str, bytes]]) -> None:
         self._roster = roster
         self._read = read
-        self._own = _Published()
-        self._others: dict[str, _Published] = {}
+        self._own = PeerPrefixes("", 0)
+        self._others: dict[str, PeerPrefixes] = {}
         self._queue: GossipQueue[str] = GossipQueue()
         self._reached: dict[str, int] = {}
         """The peers of a small mesh that have what this node publishes now, with their incarnations."""
@@ -60,39 +53,39 @@ class PrefixNews:
         """The digests of a living peer's drivers, or of this node's, by instance."""
         if peer_id == self._roster.own.id:
             self._look()
-            return self._own.digests
-        return self._others.get(peer_id, _Published()).digests if peer_id in self._roster.peers else {}
+        held = self._held(peer_id)
+        return {} if held is None else held.digests
 
-    def take(self, peer_id: str) -> list[pb.PeerPrefixes]:
+    def take(self, peer_id: str) -> tuple[PeerPrefixes, ...]:
         """What one message to a peer has: in a small mesh this node's digests, unless the peer has been reached; else
         the least-sent news."""
         self._look()
         if not self._roster.is_small:
-            return [self._message(one) for one in self._queue.take(MAX_NEWS) if self._knows(one)]
+            return tuple(held for one in self._queue.take(MAX_NEWS) if (held := self._held(one)) is not None)
         peer = self._roster.peers.get(peer_id)
-        if peer is None or self._reached.get(peer_id) == peer.info.incarnation or not self._own.version[1]:
-            return []
-        return [self._message(self._roster.own.id)]
+        if peer is None or self._reached.get(peer_id) == peer.info.incarnation or not self._own.version:
+            return ()
+        return (self._own,)
 
-    def reached(self, peer_id: str, messages: Sequence[pb.PeerPrefixes]) -> None:
+    def reached(self, peer_id: str, messages: Sequence[PeerPrefixes]) -> None:
         """Note that a peer has got these messages, the last ones that were taken for it."""
         peers = self._roster.peers
-        if messages and messages[0].version == self._own.version[1] and self._roster.is_small and peer_id in peers:
+        if messages and messages[0].version == self._own.version and self._roster.is_small and peer_id in peers:
             self._reached = {one: incarnation for one, incarnation in self._reached.items() if one in peers}
             self._reached[peer_id] = peers[peer_id].info.incarnation
 
-    def hear(self, messages: Iterable[pb.PeerPrefixes]) -> None:
+    def hear(self, messages: Iterable[PeerPrefixes]) -> None:
         """Store a peer's digests, and pass on the new ones. Digests of peers that are not alive are dropped, and so are
         digests of a wrong length."""
         for message in messages:
             peer = self._roster.peers.get(message.peer_id)
             if peer is None or peer.info.incarnation != message.incarnation:
                 continue
-            version = message.incarnation, message.version
-            if version <= self._others.get(peer.id, _Published()).version:
+            held = self._others.get(peer.id)
+            if held is not None and _age(message) <= _age(held):
                 continue
             self._forget_lost()
-            self._others[peer.id] = _Published(version, _checked(message.digests))
+            self._others[peer.id] = msgspec.structs.replace(message, digests=_checked(message.digests))
             if not self._roster.is_small:
                 self._queue.put(peer.id, retransmissions(len(self._roster.peers)))
 
@@ -103,7 +96,8 @@ class PrefixNews:
         self._read_at = now
         digests = _bounded(self._read())
         if digests != self._own.digests:
-            self._own = _Published((self._roster.own.incarnation, self._own.version[1] + 1), digests)
+            own = self._roster.own
+            self._own = PeerPrefixes(own.id, own.incarnation, self._own.version + 1, digests)
         elif not digests or now < self._told_at + REPEAT_S:
             return
         self._told_at = now
@@ -111,17 +105,19 @@ class PrefixNews:
         if not self._roster.is_small:
             self._queue.put(self._roster.own.id, retransmissions(len(self._roster.peers)))
 
-    def _knows(self, peer_id: str) -> bool:
-        return peer_id == self._roster.own.id or (peer_id in self._others and peer_id in self._roster.peers)
-
-    def _message(self, peer_id: str) -> pb.PeerPrefixes:
-        held = self._own if peer_id == self._roster.own.id else self._others[peer_id]
-        incarnation, version = held.version
-        return pb.PeerPrefixes(peer_id=peer_id, incarnation=incarnation, version=version, digests=held.digests)
+    def _held(self, peer_id: str) -> PeerPrefixes | None:
+        """What this node or a living peer publishes."""
+        if peer_id == self._roster.own.id:
+            return self._own
+        return self._others.get(peer_id) if peer_id in self._roster.peers else None
 
     def _forget_lost(self) -> None:
         for peer_id in self._others.keys() - self._roster.peers.keys():
             del self._others[peer_id]
+
+
+def _age(published: PeerPrefixes) -> tuple[int, int]:
+    return published.incarnation, published.version
 
 
 def _bounded(digests: Mapping[str, bytes]) -> dict[str, bytes]:

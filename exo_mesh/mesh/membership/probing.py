@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, TransportError
-from exo_mesh.mesh.membership.calls import INDIRECT_PROBE, PROBE
+from exo_mesh.mesh.membership.calls import Reach, indirect_probe, probe
+from exo_mesh.mesh.membership.messages import ProbeReply, ProbeRequest
 from exo_mesh.mesh.membership.news import News
 from exo_mesh.mesh.membership.peers import Peer
-from exo_mesh.mesh.membership.port import ControlPort
 from exo_mesh.mesh.membership.prefixes import PrefixNews
 from exo_mesh.mesh.membership.roster import Roster
 from exo_mesh.mesh.membership.swim import SwimState, Update
-from exo_mesh.wire.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -61,32 +60,42 @@ class Probing:
         except MeshError:
             self.start(peer)
 
-    def answer(self, request: pb.ProbeRequest, *, by_datagram: bool = False) -> pb.ProbeReply:
+    def answer(self, request: ProbeRequest, *, by_datagram: bool = False) -> ProbeReply:
         """Answer a probe with this node's identity and news, after processing the caller's news."""
-        own = self._roster.own
-        reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
-        reply.takes_datagrams = self._roster.takes_datagrams
-        reply.keeps_hops = True
-        caller = self._roster.knows(request.from_peer, request.incarnation)
-        if caller is None:
-            reply.unknown_sender = True
-            return reply
+        roster, own = self._roster, self._roster.own
+        caller = roster.knows(request.from_peer, request.incarnation)
+        news = {} if caller is None else self._answer_news(caller, request, by_datagram)
+        return ProbeReply(
+            own.id,
+            own.incarnation,
+            roster.wall_clock(),
+            caller is None,
+            roster.takes_datagrams,
+            keeps_hops=True,
+            **news,
+        )
+
+    def _answer_news(self, caller: Peer, request: ProbeRequest, by_datagram: bool) -> dict[str, Any]:
+        """Process a caller's news; returns the news for it."""
         self._news.hear(request.updates, request.records, request.telemetry, caller.client)
         self._prefixes.hear(request.prefixes)
-        if any(update.peer_id == own.id and update.state != pb.PEER_STATE_ALIVE for update in request.updates):
-            reply.updates.append(self._news.update_message(own.id))  # refutes the caller's doubt at once
+        own_id = self._roster.own.id
+        doubts = (one for one, _ in request.updates if one.peer_id == own_id and one.state is not SwimState.ALIVE)
+        refuted = self._news.updates([own_id]) if any(doubts) else ()  # refutes the caller's doubt at once
         updates, records = self._news.for_peer(request.from_peer)
-        reply.updates.extend(updates)
-        reply.records.extend(records)
-        readings = self._news.datagram_readings(caller) if by_datagram else self._news.probe_readings()
-        reply.telemetry.extend(readings)
         prefixes = self._prefixes.take(caller.id)
-        reply.prefixes.extend(prefixes)
         self._prefixes.reached(caller.id, prefixes)
-        reply.view_sum, reply.fences_sum = self._roster.sums
-        return reply
+        view_sum, fences_sum = self._roster.sums
+        return {
+            "updates": (*refuted, *updates),
+            "records": records,
+            "telemetry": self._news.datagram_readings(caller) if by_datagram else self._news.probe_readings(),
+            "prefixes": prefixes,
+            "view_sum": view_sum,
+            "fences_sum": fences_sum,
+        }
 
-    def answer_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
+    def answer_datagram(self, request: ProbeRequest, host: str) -> tuple[ProbeReply | None, bool]:
         """The answer to a probe that came as a datagram from `host`, and whether the caller is a peer with that
         address; no other caller gets an answer. Without a reply the caller is asked to call, because there is news for
         it that must not be lost."""
@@ -104,18 +113,18 @@ class Probing:
             return None, True
         return self.answer(request, by_datagram=True), True
 
-    async def answer_indirect(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
+    async def answer_indirect(self, target: str, incarnation: int) -> Reach:
         """Probe a peer on behalf of a caller that cannot reach it."""
-        peer = self._roster.peers.get(request.target)
-        if peer is None or peer.info.incarnation != request.incarnation:
-            return pb.IndirectProbeReply()
+        peer = self._roster.peers.get(target)
+        if peer is None or peer.info.incarnation != incarnation:
+            return Reach()
         began, probe_s = self._roster.clock(), self._roster.timing.probe_s
         try:
             await self._ask(peer, 0.8 * probe_s, by_call=True)  # leaves time for the reply
         except MeshError:
             is_late = self._roster.clock() - began > probe_s / 4  # silent, so not a refusal
-            return pb.IndirectProbeReply(refused=not is_late and await self._is_refused(peer))
-        return pb.IndirectProbeReply(reached=True)
+            return Reach(refused=not is_late and await self._is_refused(peer))
+        return Reach(reached=True)
 
     async def _probe(self, peer: Peer, *, by_call: bool) -> None:
         roster, swim = self._roster, self._roster.swim
@@ -131,17 +140,14 @@ class Probing:
         finally:
             self._probing.discard(peer.id)
         helpers = [roster.peers[one] for one in swim.helpers(peer.id)]
-        request = pb.IndirectProbeRequest(
-            from_peer=roster.own.id, target=peer.id, incarnation=peer.info.incarnation
-        )  # fmt: skip
         answers_elsewhere, is_refused, *replies = await asyncio.gather(
             peer.try_next_address(),
             self._is_refused(peer),
-            *(helper.client.call(INDIRECT_PROBE, request, timeout_s) for helper in helpers),
+            *(indirect_probe(helper.client, roster.own.id, peer.info, timeout_s) for helper in helpers),
             return_exceptions=True,
         )
         by_helper = {helper.id: reply for helper, reply in zip(helpers, replies, strict=True)}
-        answers = {one: reply for one, reply in by_helper.items() if isinstance(reply, pb.IndirectProbeReply)}
+        answers = {one: reply for one, reply in by_helper.items() if isinstance(reply, Reach)}
         if answers_elsewhere is True or any(reply.reached for reply in answers.values()):
             swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:
@@ -201,17 +207,11 @@ class Probing:
         updates, records = self._news.for_peer(peer.id)
         prefixes = self._prefixes.take(peer.id)
         by_call = bool(by_call or updates or records or prefixes or self._must_call(peer))
-        request = pb.ProbeRequest(
-            from_peer=roster.own.id,
-            incarnation=roster.own.incarnation,
-            target=peer.id,
-            updates=updates,
-            records=records,
-            telemetry=self._news.probe_readings() if by_call else self._news.datagram_readings(peer),
-            prefixes=prefixes,
-        )
+        readings = self._news.probe_readings() if by_call else self._news.datagram_readings(peer)
+        own = roster.own
+        request = ProbeRequest(own.id, own.incarnation, peer.id, updates, records, readings, prefixes)
         began = roster.clock()
-        reply = await _probe(peer.client, request, timeout_s, by_call=by_call)
+        reply = await probe(peer.client, request, timeout_s, by_call=by_call)
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name}, or has restarted")
         peer.answered(began, roster.clock())
@@ -224,19 +224,6 @@ class Probing:
         self._prefixes.hear(reply.prefixes)
         self._prefixes.reached(peer.id, request.prefixes)
         peer.takes_short_readings = reply.takes_datagrams and reply.keeps_hops
-        peer.sends_sums = reply.HasField("view_sum")
+        peer.sends_sums = reply.view_sum is not None
         if peer.sends_sums and (reply.view_sum, reply.fences_sum) != roster.sums:
             self._sync(peer)
-
-
-async def _probe(client: ControlPort, request: pb.ProbeRequest, timeout_s: float, *, by_call: bool) -> pb.ProbeReply:
-    """Send a probe by a datagram or, if that does not work, by a call. by_call: the answer must show that calls reach
-    the peer, so a datagram does not do."""
-    began, datagrams = monotonic(), client.datagrams
-    if datagrams is None:
-        return await client.call(PROBE, request, timeout_s)
-    if not by_call and (heard := await datagrams.ask(request)) is not None:
-        return heard
-    reply = await client.call(PROBE, request, max(0.0, timeout_s - (monotonic() - began)))
-    datagrams.called(reply)
-    return reply

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+
+import msgspec
 
 from exo_mesh.domain.device import Telemetry
-from exo_mesh.domain.view import TOMBSTONE_S, Record, RecordKey, RecordValue, Unread, View
-from exo_mesh.errors import TransportError
+from exo_mesh.domain.view import TOMBSTONE_S, ForeignInfo, Record, RecordKey, RecordValue, Unread, View
 from exo_mesh.mesh.membership.fences import Fences
+from exo_mesh.mesh.membership.messages import OwnerSummary
 from exo_mesh.mesh.membership.peers import VERSIONS_PER_INCARNATION
-from exo_mesh.mesh.membership.short_readings import completed
-from exo_mesh.wire.control_codec import (
-    key_of,
-    record_from_proto,
-    record_to_proto,
-    telemetry_from_proto,
-    telemetry_to_proto,
-    unread_record,
-)
-from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.control_codec import encoded
+from exo_mesh.wire.readings import Reading, completed
 
 MAX_AS_SENT_BYTES = 512 * 1024
 """Most bytes per owner that are kept as received. A peer's own record with 1,024 models has about 100 KiB. Beyond that
@@ -28,19 +22,6 @@ a record is read at once, because what is read is bounded."""
 MAX_READING_BYTES = 16 * 1024
 """Longest telemetry reading that is kept as received; a longer one is read at once, and passed on without fields
 unknown here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A telemetry reading as it came, or this node's own. sequence, keys_digest: see Telemetry."""
-
-    sequence: int
-    keys_digest: int
-    content: Telemetry | Unread[Telemetry]
-
-    @property
-    def value(self) -> Telemetry:
-        return self.content.value if isinstance(self.content, Unread) else self.content
 
 
 class Readings(Mapping[str, Telemetry]):
@@ -82,40 +63,38 @@ class Records:
         """Write a record of this node; None deletes it."""
         self._version += 1
         key = RecordKey(kind, record_id, self._own_id)
-        self.view.merge([Record(key, self._version, value)], now)
+        self.view.merge([encoded(Record(key, self._version, value))], now)
         return key
 
-    def take(self, messages: Iterable[pb.Record], now: float) -> list[Record]:
+    def take(self, records: Iterable[Record], now: float) -> list[Record]:
         """Merge records that a peer sent. Returns the changes."""
         changed: list[Record] = []
-        for message in messages:
-            owner = message.owner
-            incarnation = self._incarnation_of(owner)
-            if owner == self._own_id or message.version // VERSIONS_PER_INCARNATION != incarnation:
+        for record in records:
+            owner, version = record.key.owner, record.version
+            if owner == self._own_id or version // VERSIONS_PER_INCARNATION != self._incarnation_of(owner):
                 continue
-            if message.deleted and not 0 <= message.deleted_s <= TOMBSTONE_S:
+            if not 0 <= record.deleted_s <= TOMBSTONE_S:
                 continue
-            key = key_of(message)
-            held = self.view.get(key)
-            if held is not None and held.version >= message.version:
+            held = self.view.get(record.key)
+            if held is not None and held.version >= version:
                 continue  # the same record comes with several messages
-            try:
-                record = unread_record(message) if self._has_room(key, message) else record_from_proto(message)
-            except TransportError:  # a newer protocol may have records that this version cannot read
-                continue
-            changed += self.view.merge([record], now - message.deleted_s)
+            if not self._has_room(record):
+                if isinstance(record.value, ForeignInfo):
+                    continue
+                record = replace(record, content=record.value)
+            changed += self.view.merge([record], now)
         return changed
 
-    def message(self, key: RecordKey, now: float) -> pb.Record | None:
-        """A record in the form in which it is sent to peers."""
+    def get(self, key: RecordKey, now: float) -> Record | None:
+        """A record as it is sent to peers."""
         record = self.view.get(key)
-        return None if record is None else self._message(record, now)
+        return None if record is None else self._aged(record, now)
 
-    def messages_of(self, owner: str, now: float) -> list[pb.Record]:
-        """All records of an owner, deletions included."""
-        return [self._message(record, now) for record in self.view.of_owner(owner)]
+    def of_owner(self, owner: str, now: float) -> list[Record]:
+        """All records of an owner as they are sent to peers, deletions included."""
+        return [self._aged(record, now) for record in self.view.of_owner(owner)]
 
-    def differs(self, summary: pb.OwnerSummary) -> tuple[bool, bool]:
+    def differs(self, summary: OwnerSummary) -> tuple[bool, bool]:
         """(whether this node has news of the owner, whether the other side has), by the other side's summary."""
         if self.view.sum_of(summary.owner) == summary.digest:
             return False, False
@@ -127,29 +106,26 @@ class Records:
         """The latest telemetry of each living peer and of this node."""
         return Readings(self.readings)
 
-    def take_reading(self, message: pb.Telemetry) -> None:
+    def take_reading(self, reading: Reading) -> None:
         """Store the telemetry of another living peer as it came, if it is newer. A reading that leaves out hops gets
         those that are stored."""
-        peer_id = message.peer_id
-        held = self.readings.get(peer_id)
-        if self._incarnation_of(peer_id) is None or (held is not None and held.sequence >= message.sequence):
-            return
-        if message.keeps_hops:
-            message = completed(message, None if held is None else self.reading_of(peer_id), self._is_alive)
-        data = message.SerializeToString()
-        content = Unread(data, _telemetry) if len(data) <= MAX_READING_BYTES else telemetry_from_proto(message)
-        self.readings[peer_id] = Reading(message.sequence, message.keys_digest, content)
-
-    def take_telemetry(self, reading: Telemetry) -> None:
-        """Store this node's own telemetry if it is newer."""
         held = self.readings.get(reading.peer_id)
-        if held is None or held.sequence < reading.sequence:
-            self.readings[reading.peer_id] = Reading(reading.sequence, reading.keys_digest, reading)
+        is_known = held is not None and held.sequence >= reading.sequence
+        if self._incarnation_of(reading.peer_id) is None or is_known:
+            return
+        if reading.keeps_hops:
+            reading = completed(reading, held, self._is_alive)
+        if reading.num_bytes > MAX_READING_BYTES:
+            reading = msgspec.structs.replace(reading, content=reading.value)
+        self.readings[reading.peer_id] = reading
 
-    def reading_of(self, peer_id: str) -> pb.Telemetry:
-        """The stored telemetry of a peer, in the form in which it is sent to peers."""
-        content = self.readings[peer_id].content
-        return pb.Telemetry.FromString(content.data) if isinstance(content, Unread) else telemetry_to_proto(content)
+    def take_telemetry(self, telemetry: Telemetry) -> None:
+        """Store this node's own telemetry if it is newer."""
+        held = self.readings.get(telemetry.peer_id)
+        if held is None or held.sequence < telemetry.sequence:
+            self.readings[telemetry.peer_id] = Reading(
+                telemetry.peer_id, telemetry.sequence, telemetry.keys_digest, telemetry
+            )
 
     def forget(self, peer_id: str) -> list[Record]:
         """Drop everything that a peer wrote. Returns its records that were in force."""
@@ -159,16 +135,12 @@ class Records:
     def _is_alive(self, peer_id: str) -> bool:
         return peer_id == self._own_id or self._incarnation_of(peer_id) is not None
 
-    def _has_room(self, key: RecordKey, message: pb.Record) -> bool:
+    def _has_room(self, record: Record) -> bool:
         """Whether the record may be kept as it came, in place of the version that is held."""
-        held = (one.content for one in self.view.of_owner(key.owner) if one.key != key)
-        num_bytes = sum(len(content.data) for content in held if isinstance(content, Unread))
-        return num_bytes + message.ByteSize() <= MAX_AS_SENT_BYTES
+        others = (one.content for one in self.view.of_owner(record.key.owner) if one.key != record.key)
+        sizes = [len(one.data) for one in (record.content, *others) if isinstance(one, Unread)]
+        return not isinstance(record.content, Unread) or sum(sizes) <= MAX_AS_SENT_BYTES
 
-    def _message(self, record: Record, now: float) -> pb.Record:
+    def _aged(self, record: Record, now: float) -> Record:
         deleted_at = self.view.deleted_at(record.key)
-        return record_to_proto(record, 0.0 if deleted_at is None else now - deleted_at)
-
-
-def _telemetry(data: bytes) -> Telemetry:
-    return telemetry_from_proto(pb.Telemetry.FromString(data))
+        return record if deleted_at is None else replace(record, deleted_s=now - deleted_at)

@@ -37,7 +37,6 @@ from exo_mesh.mesh.membership.sleeping import SleepDesk
 from exo_mesh.mesh.membership.stopping import StopDesk
 from exo_mesh.mesh.membership.swim import SwimState, Update
 from exo_mesh.wire.peer_call import AnyAnswer
-from exo_mesh.wire.proto import control_pb2 as pb
 
 MAX_SILENT_PROBED = 8
 """Most peers that are probed each period because others reach them and this node does not."""
@@ -91,11 +90,11 @@ class Membership:
         self._tasks = roster.tasks
         self._node = node
         self._news = News(roster, node.reading, self._answer_verdict)
-        self._exchange = Exchange(roster, self._news)
+        self.exchange = Exchange(roster, self._news)
         self._prefixes = PrefixNews(roster, node.prefixes)
-        self._probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, node.is_calm)
-        self._admission = Admission(roster, self._exchange, node.before_refute, self._probing.start)
-        self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
+        self.probing = Probing(roster, self._news, self._prefixes, self._introduce_again, self._sync, node.is_calm)
+        self.admission = Admission(roster, self.exchange, node.before_refute, self.probing.start)
+        self._dialer = Dialer(self.admission.say_hello, self._tasks, clock)
         self._sync_at = self._gossip_at = 0.0
         self.calls = Calls(own.id, roster.client_of, answers)
         self.stops = StopDesk(roster, self.calls)
@@ -122,7 +121,7 @@ class Membership:
         return self._roster.id_taken_by
 
     def take_datagrams(self) -> None:
-        """Let peers send probes as datagrams from now on; `answer_probe_datagram` answers them."""
+        """Let peers send probes as datagrams from now on; `probing.answer_datagram` answers them."""
         self._roster.takes_datagrams = True
 
     @property
@@ -229,14 +228,14 @@ class Membership:
         peer = self._roster.peers.get(peer_id)
         if peer is None:
             return False
-        self._probing.start(peer, by_call=True)
+        self.probing.start(peer, by_call=True)
         return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
 
     def check_partners(self) -> None:
         """Probe the peers that the stages of this node depend on by calls now, because a request begins."""
         for peer_id in self._ring_neighbours():
             if (peer := self._roster.peers.get(peer_id)) is not None:
-                self._probing.start(peer, by_call=True)
+                self.probing.start(peer, by_call=True)
 
     def tell_reading(self) -> None:
         """Send this node's telemetry to its peers now, because it changed in a way that they act on; in a large mesh to
@@ -244,7 +243,7 @@ class Membership:
         self._news.renew_reading()
         peers = list(self._roster.peers.values())
         for peer in self._roster.rng.sample(peers, min(MAX_TOLD, len(peers))):
-            self._probing.start(peer, by_call=True)
+            self.probing.start(peer, by_call=True)
 
     # Start and stop.
 
@@ -307,42 +306,21 @@ class Membership:
         """Record a hello of a node that cannot be in this mesh."""
         self._roster.note_refusal(who, reason, peer_id=peer_id)
 
-    async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
-        """Admit the caller, or reply with the reason of the refusal."""
-        return await self._admission.answer_hello(request, caller_host)
-
-    async def answer_probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
-        """Answer a probe with this node's identity and news, after processing the caller's news."""
-        return self._probing.answer(request)
-
-    def answer_probe_datagram(self, request: pb.ProbeRequest, host: str) -> tuple[pb.ProbeReply | None, bool]:
-        """Answer a probe that came as a datagram; see Probing.answer_datagram."""
-        return self._probing.answer_datagram(request, host)
-
-    async def answer_indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
-        """Probe a peer on behalf of a caller that cannot reach it."""
-        return await self._probing.answer_indirect(request)
-
-    async def answer_exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
-        """Answer one call of an anti-entropy round, as the called side."""
-        return self._exchange.answer(request)
-
-    async def answer_goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
-        """Handle a peer that leaves on purpose or goes to sleep."""
-        held = self._roster.swim.member(request.peer_id)
-        if held is not None and held.life.incarnation == request.incarnation:
-            self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
-            if request.asleep:
-                self._roster.known.fell_asleep(request.peer_id, self._roster.wall_clock())
-        return pb.GoodbyeReply()
+    def peer_leaves(self, peer_id: str, incarnation: int, is_asleep: bool) -> None:
+        """Handle the goodbye of a peer that leaves on purpose or goes to sleep."""
+        held = self._roster.swim.member(peer_id)
+        if held is not None and held.life.incarnation == incarnation:
+            self._news.learn(Update(peer_id, SwimState.LEFT, held.life), None)
+            if is_asleep:
+                self._roster.known.fell_asleep(peer_id, self._roster.wall_clock())
 
     # The background loop.
 
     def _answer_verdict(self, verdict: Update, sender: ControlPort) -> None:
-        self._admission.answer_verdict(verdict, sender)
+        self.admission.answer_verdict(verdict, sender)
 
     async def _introduce_again(self, peer: Peer) -> None:
-        await self._admission.introduce_again(peer)
+        await self.admission.introduce_again(peer)
 
     async def _run(self) -> None:
         roster = self._roster
@@ -363,7 +341,7 @@ class Membership:
         for verdict in step.dead:
             roster.bury(verdict.peer_id)
         for peer_id in step.probes:
-            self._probing.start(roster.peers[peer_id])
+            self.probing.start(roster.peers[peer_id])
         if is_due:
             self._sync_at = now + roster.timing.period_s
             roster.view.expire(now)
@@ -372,25 +350,25 @@ class Membership:
                 self._dialer.dial(address)
             silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]
             for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its regular probe comes much later
-                self._probing.start(peer)
+                self.probing.start(peer)
             if roster.peers:
                 self._sync_with(roster.peers[roster.rng.choice(list(roster.peers))])
         if roster.news and roster.peers and (roster.is_small or now >= self._gossip_at):
             self._gossip_at = now + roster.timing.gossip_s
             everybody = list(roster.peers)
             for peer_id in everybody if roster.is_small else roster.rng.sample(everybody, FANOUT):
-                self._tasks.start(self._probing.tell(roster.peers[peer_id]), f"news to {peer_id[:8]}")
+                self._tasks.start(self.probing.tell(roster.peers[peer_id]), f"news to {peer_id[:8]}")
         next_at = min(step.next_at, self._sync_at)
         return min(next_at, now + roster.timing.gossip_s) if roster.news and roster.peers else next_at
 
     def _sync_with(self, peer: Peer) -> None:
         """Compare all records with a peer, unless its answers to probes carry the sums: then any difference starts an
         exchange at once."""
-        if not peer.sends_sums or self._admission.is_unproven(peer):
-            self._admission.start_sync(peer)
+        if not peer.sends_sums or self.admission.is_unproven(peer):
+            self.admission.start_sync(peer)
 
     def _sync(self, peer: Peer) -> None:
-        self._admission.start_sync(peer)
+        self.admission.start_sync(peer)
 
     def _ring_neighbours(self) -> list[str]:
         """Peers that the stages of this node depend on: of each ring the owner, and the stages before and after."""

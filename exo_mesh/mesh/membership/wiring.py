@@ -11,7 +11,7 @@ from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.mesh.membership.setting_sharing import FILE_NAME, SettingSharing
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
-from exo_mesh.wire.call_access import CallGuard, OwnCalls, PeerAt, host_of_peer
+from exo_mesh.wire.call_access import CallGuard, OwnCalls, PeerAt
 from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, answer
 
 
@@ -33,11 +33,11 @@ def answers(membership: Membership, own_calls: OwnCalls) -> list[AnyAnswer]:
     """The answers to the calls of the membership, except SHARE_KEYS."""
     stops, sleeps = membership.stops, membership.sleeps
     return [
-        CallAnswer(calls.HELLO, lambda request, caller: membership.answer_hello(request, host_of_peer(caller))),
-        answer(calls.PROBE, membership.answer_probe),
-        answer(calls.INDIRECT_PROBE, membership.answer_indirect_probe),
-        answer(calls.EXCHANGE, membership.answer_exchange),
-        answer(calls.GOODBYE, membership.answer_goodbye),
+        CallAnswer(calls.HELLO, partial(calls.answer_hello, membership.admission.answer_hello)),
+        answer(calls.PROBE, partial(calls.answer_probe, membership.probing.answer)),
+        answer(calls.INDIRECT_PROBE, partial(calls.answer_indirect_probe, membership.probing.answer_indirect)),
+        answer(calls.EXCHANGE, partial(calls.answer_exchange, membership.exchange.answer)),
+        answer(calls.GOODBYE, partial(calls.answer_goodbye, membership.peer_leaves)),
         answer(calls.CONFIRM, partial(calls.answer_confirm, own_calls)),
         answer(calls.STOP_NODE, partial(calls.answer_stop_node, membership.own, stops.ask)),
         answer(calls.WAKE, partial(calls.answer_wake, sleeps.send_packets)),

@@ -10,8 +10,8 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, ModelError, ReservationError
+from exo_mesh.mesh.membership.calls import fence_from_proto, fence_to_proto
 from exo_mesh.mesh.membership.fences import Fence
-from exo_mesh.mesh.membership.messages import fence_from_proto, fence_to_proto
 from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.calls import introduce

@@ -15,7 +15,7 @@ from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.pictures.store import PictureStore
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.wire.calls import GENERATE, PUT_IMAGE, RECALL, UPLOAD_S
-from exo_mesh.wire.driver_codec import request_from_proto, specs_from_proto
+from exo_mesh.wire.driver_codec import PIECE, request_from_proto, specs_from_proto
 from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, UploadAnswer, answer
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
@@ -74,7 +74,7 @@ class DriverService:
         """Keeps the pixels of an image for the request that follows."""
         try:
             async with asyncio.timeout(UPLOAD_S):
-                await self._pictures.receive(pieces)
+                await self._pictures.receive(PIECE.read(piece) async for piece in pieces)
         except TimeoutError as exc:
             raise InputError("the pixels of an image came too slowly") from exc
         return pb.PutImageReply()

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.mesh.membership import wiring
-from exo_mesh.mesh.membership.calls import PROBE
+from exo_mesh.mesh.membership.calls import PROBE, answer_datagram, answer_probe
 from exo_mesh.mesh.membership.detector import Timing
 from exo_mesh.mesh.membership.peer_filter import PeerFilter
 from exo_mesh.mesh.membership.service import Membership
@@ -78,7 +79,7 @@ class Peer:
 
     async def _probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         self.num_calls += 1
-        return await self.membership.answer_probe(request)
+        return await answer_probe(self.membership.probing.answer, request)
 
     async def before_refute(self) -> None:
         self.num_returns += 1
@@ -87,7 +88,7 @@ class Peer:
         port = await self.server.start("127.0.0.1", port)
         self.address = f"127.0.0.1:{port}"
         if self.probe_port is not None and await self.probe_port.start(
-            "127.0.0.1", port, self.membership.answer_probe_datagram
+            "127.0.0.1", port, partial(answer_datagram, self.membership.probing.answer_datagram)
         ):
             self.membership.take_datagrams()
         self.membership.start(replace(self.membership.own, addresses=(self.address,)))

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 import pytest
 
+from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.plan import StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
+from exo_mesh.mesh.membership.messages import ProbeRequest
 from exo_mesh.mesh.membership.swim import SwimState
 from exo_mesh.security.probe_seal import ProbeSeal
 from exo_mesh.wire.calls import PROBE_PATH
@@ -24,6 +26,7 @@ from exo_mesh.wire.probes.port import Answerer, ProbePort
 from exo_mesh.wire.probes.udp_socket import Address
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto.paths_pb2 import PathProbeRequest
+from exo_mesh.wire.readings import Reading
 from tests.mesh.membership.meshes import Peer, mesh, peer_info, until
 from tests.mesh.membership.test_service import an_instance
 
@@ -119,7 +122,7 @@ async def test_peers_that_share_a_calm_ring_probe_by_datagrams_until_it_is_used(
     async with pair() as peers:
         calm = {"m-1"}
         for peer in peers:
-            peer.membership._probing._is_calm = calm.__contains__
+            peer.membership.probing._is_calm = calm.__contains__
         peers[0].membership.put_instance("m-1", an_instance("a"))
         await until(peers[1].membership.view.instances)
         answered = num_answered(peers)
@@ -133,17 +136,17 @@ async def test_peers_that_share_a_calm_ring_probe_by_datagrams_until_it_is_used(
 async def test_a_ring_that_is_placed_is_never_calm() -> None:
     async with pair() as peers:
         for peer in peers:
-            peer.membership._probing._is_calm = lambda instance_id: True
+            peer.membership.probing._is_calm = lambda instance_id: True
         loading = replace(an_instance("a"), state=InstanceState.LOADING)
         peers[0].membership.put_instance("m-1", loading)
         await until(peers[1].membership.view.records_of_instances)
-        assert all(peer.membership._probing._must_call(peer.membership.peers[0]) for peer in peers)
+        assert all(peer.membership.probing._must_call(peer.membership.peers[0]) for peer in peers)
 
 
 async def test_the_members_of_a_ring_are_called_as_soon_as_it_is_used() -> None:
     async with pair() as peers:
         for peer in peers:
-            peer.membership._probing._is_calm = lambda instance_id: True
+            peer.membership.probing._is_calm = lambda instance_id: True
         peers[0].membership.put_instance("m-1", over_both())
         await until(peers[1].membership.view.instances)
         calls = peers[1].num_calls
@@ -245,17 +248,14 @@ async def test_only_a_peer_gets_an_answer_and_only_to_a_probe_of_this_start() ->
 
 async def test_a_peer_does_not_answer_from_an_address_that_is_not_a_peers() -> None:
     async with pair() as peers:
-        reply, is_known = peers[0].membership.answer_probe_datagram(
-            pb.ProbeRequest(from_peer="b", incarnation=1, target="a"), "10.9.9.9"
-        )
-        assert (reply, is_known) == (None, False)
+        request = ProbeRequest("b", 1, "a")
+        assert peers[0].membership.probing.answer_datagram(request, "10.9.9.9") == (None, False)
 
 
 async def test_a_datagram_with_telemetry_of_another_peer_is_not_heard() -> None:
     async with pair(keys=(None, None)) as peers:
-        request = pb.ProbeRequest(from_peer="b", incarnation=1, target="a")
-        request.telemetry.add(peer_id="a", sequence=2**63)
-        assert peers[0].membership.answer_probe_datagram(request, "127.0.0.1") == (None, False)
+        request = ProbeRequest("b", 1, "a", telemetry=(Reading.of(Telemetry("a", 2**63, 1, 1, 0)),))
+        assert peers[0].membership.probing.answer_datagram(request, "127.0.0.1") == (None, False)
         assert peers[0].membership.telemetry["a"].sequence < 2**63
 
 

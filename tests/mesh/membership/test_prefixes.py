@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.routing.digest import MAX_BYTES
+from exo_mesh.mesh.membership.calls import PROBE_REPLY
+from exo_mesh.mesh.membership.messages import PeerPrefixes, ProbeReply
 from exo_mesh.mesh.membership.prefixes import MAX_INSTANCES, MAX_PEER_BYTES, READ_S, REPEAT_S, PrefixNews
 from exo_mesh.mesh.membership.swim import SMALL
-from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership.meshes import mesh, until
 
 DIGEST, LONGEST = bytes(8 + 6 * 3), bytes(MAX_BYTES)
@@ -37,7 +38,7 @@ class Peers:
         """One probe and its answer."""
         for sender, receiver in ((caller, callee), (callee, caller)):
             messages = self.news[sender].take(receiver)
-            self.bytes += sum(one.ByteSize() for one in messages)
+            self.bytes += PROBE_REPLY.write(ProbeReply("", 0, prefixes=tuple(messages))).ByteSize()
             self.news[receiver].hear(messages)
             self.news[sender].reached(receiver, messages)
 
@@ -115,15 +116,15 @@ def test_what_a_peer_publishes_is_bounded_whatever_it_drives() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        pb.PeerPrefixes(peer_id="p0", incarnation=7, version=1, digests={"m-1": DIGEST}),
-        pb.PeerPrefixes(peer_id="stranger", incarnation=1, version=1, digests={"m-1": DIGEST}),
-        pb.PeerPrefixes(peer_id="p1", incarnation=1, version=1, digests={"m-1": DIGEST}),
-        pb.PeerPrefixes(peer_id="p0", incarnation=1, version=1, digests={"m-1": DIGEST[:-1]}),
-        pb.PeerPrefixes(peer_id="p0", incarnation=1, version=1, digests={"m-1": bytes(MAX_BYTES + 6)}),
-        pb.PeerPrefixes(peer_id="p0", incarnation=1, version=1, digests={"m" * 300: DIGEST}),
+        PeerPrefixes("p0", 7, 1, {"m-1": DIGEST}),
+        PeerPrefixes("stranger", 1, 1, {"m-1": DIGEST}),
+        PeerPrefixes("p1", 1, 1, {"m-1": DIGEST}),
+        PeerPrefixes("p0", 1, 1, {"m-1": DIGEST[:-1]}),
+        PeerPrefixes("p0", 1, 1, {"m-1": bytes(MAX_BYTES + 6)}),
+        PeerPrefixes("p0", 1, 1, {"m" * 300: DIGEST}),
     ],
 )
-def test_what_is_out_of_range_is_not_taken(odd: pb.PeerPrefixes) -> None:
+def test_what_is_out_of_range_is_not_taken(odd: PeerPrefixes) -> None:
     peers = Peers(2)
     peers.news["p1"].hear([odd])
     assert not peers.news["p1"].of("p0") and not peers.news["p1"].of("stranger") and not peers.news["p1"].of("p1")
@@ -132,7 +133,7 @@ def test_what_is_out_of_range_is_not_taken(odd: pb.PeerPrefixes) -> None:
 def test_a_flood_of_instances_is_cut() -> None:
     peers = Peers(2)
     many = {f"m-{number}": DIGEST for number in range(1000)}
-    peers.news["p1"].hear([pb.PeerPrefixes(peer_id="p0", incarnation=1, version=1, digests=many)])
+    peers.news["p1"].hear([PeerPrefixes("p0", 1, 1, many)])
     assert len(peers.news["p1"].of("p0")) == MAX_INSTANCES
 
 

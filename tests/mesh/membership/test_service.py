@@ -15,11 +15,10 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import TransportError
 from exo_mesh.mesh.membership.calls import PROBE
+from exo_mesh.mesh.membership.messages import HelloRequest
 from exo_mesh.mesh.membership.swim import Life, SwimState, Update
 from exo_mesh.wire.control_client import ControlClient
-from exo_mesh.wire.control_codec import peer_to_proto
 from exo_mesh.wire.peer_call import AnyRow
-from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership import meshes
 from tests.mesh.membership.meshes import FAST, Peer, mesh, peer_info, until
 
@@ -123,15 +122,15 @@ async def test_a_suspicion_that_is_refuted_is_no_line_of_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "exo_mesh.mesh.membership")
-    async with mesh("a", "b") as (a, b):
-        answer, hangs = b.membership.answer_probe, asyncio.Event()
+    async with mesh("a", "b") as (a, _b):
+        answer, hangs = meshes.answer_probe, asyncio.Event()
 
-        async def probe(request: pb.ProbeRequest) -> pb.ProbeReply:
-            if not hangs.is_set():
+        async def answer_late(reply: Any, request: Any) -> Any:
+            if request.from_peer == "a":
                 await hangs.wait()
-            return await answer(request)
+            return await answer(reply, request)
 
-        monkeypatch.setattr(b.membership, "answer_probe", probe)
+        monkeypatch.setattr(meshes, "answer_probe", answer_late)
         monkeypatch.setattr(a.membership._roster.swim, "_timing", replace(FAST, suspicion_s=600.0))
         await until(lambda: any("is suspected" in line for line in caplog.messages))
         hangs.set()
@@ -248,8 +247,8 @@ async def test_forged_hellos_take_the_place_of_a_bounded_number_of_peers(monkeyp
     async with mesh("a", "b") as (a, _b):
         replies = []
         for number in range(50):
-            forged = peer_to_proto(peer_info(f"forged-{number}", addresses=("127.0.0.1:9",)))
-            replies.append(await a.membership.answer_hello(pb.HelloRequest(peer=forged), "127.0.0.1"))
+            forged = peer_info(f"forged-{number}", addresses=("127.0.0.1:9",))
+            replies.append(await a.membership.admission.answer_hello(HelloRequest(forged), "127.0.0.1"))
         assert 0 < sum(reply.accepted for reply in replies) <= 5
         assert "have not answered yet" in replies[-1].reason
         late = await Peer(peer_info("c")).start()

@@ -9,8 +9,6 @@ import pytest
 
 from exo_mesh.domain.device import MAX_HOPS, HopReading, Telemetry
 from exo_mesh.mesh.membership.records import Records
-from exo_mesh.mesh.membership.short_readings import ShortReadings
-from exo_mesh.wire import control_codec as codec
 from exo_mesh.wire.probes.messages import (
     MAX_READING_BYTES,
     ProbeAnswer,
@@ -21,6 +19,7 @@ from exo_mesh.wire.probes.messages import (
     fits,
 )
 from exo_mesh.wire.proto import control_pb2 as pb
+from exo_mesh.wire.readings import Reading, ShortReadings, reading_from_proto, reading_to_proto
 from tests.mesh.membership.meshes import Peer, until
 from tests.mesh.membership.test_datagram_probing import num_answered, pair
 
@@ -32,9 +31,8 @@ def hops(peer_ids: list[str], rtt_ms: float = 1.5) -> tuple[HopReading, ...]:
     return tuple(HopReading(peer_id, rtt_ms, 940.123, "thunderbolt") for peer_id in peer_ids)
 
 
-def reading(sequence: int = 1, peer_ids: list[str] = OTHERS, rtt_ms: float = 1.5) -> pb.Telemetry:
-    telemetry = Telemetry("a" * 64, sequence, 2**40, 2**40, 2**40, 0.1, hops=hops(peer_ids, rtt_ms))
-    return codec.telemetry_to_proto(telemetry)
+def reading(sequence: int = 1, peer_ids: list[str] = OTHERS, rtt_ms: float = 1.5) -> Reading:
+    return Reading.of(Telemetry("a" * 64, sequence, 2**40, 2**40, 2**40, 0.1, hops=hops(peer_ids, rtt_ms)))
 
 
 def records() -> Records:
@@ -43,15 +41,15 @@ def records() -> Records:
     return Records("own", 1, lambda peer_id: 1 if peer_id in alive else None)
 
 
-def listed(message: pb.Telemetry) -> set[str]:
-    return {hop.peer_id for hop in message.hops}
+def listed(reading: Reading) -> set[str]:
+    return {hop.peer_id for hop in reading.value.hops}
 
 
 @pytest.mark.parametrize("num_hops", [14, 16, 64])
 def test_a_question_and_an_answer_with_a_short_reading_fit_a_datagram(num_hops: int) -> None:
-    long = reading()
+    long = reading_to_proto(reading())
     long.hops.extend(pb.HopReading(peer_id=f"{number:064}", kind="thunderbolt") for number in range(16, num_hops))
-    short = ShortReadings().next(long, MAX_READING_BYTES)
+    short = reading_to_proto(ShortReadings().next(reading_from_proto(long), MAX_READING_BYTES))
     request = pb.ProbeRequest(from_peer="a" * 64, incarnation=2**64 - 1, target="b" * 64, telemetry=[short])
     assert fits(request)
     assert decode(encode_question(ProbeQuestion(b"t" * 16, 1, request))) == ProbeQuestion(b"t" * 16, 1, request)
@@ -78,8 +76,9 @@ def test_the_same_reading_is_shortened_in_the_same_way() -> None:
 def test_a_reading_that_fits_or_has_no_room_for_a_hop_is_not_shortened() -> None:
     fitting = reading(1, OTHERS[:4])
     assert ShortReadings().next(fitting, MAX_READING_BYTES) is fitting
-    full = reading()
-    full.reasons.add(code="c", message="m" * MAX_READING_BYTES)
+    message = reading_to_proto(reading())
+    message.reasons.add(code="c", message="m" * MAX_READING_BYTES)
+    full = reading_from_proto(message)
     assert ShortReadings().next(full, MAX_READING_BYTES) is full
 
 
@@ -98,13 +97,13 @@ def test_a_peer_keeps_the_hops_that_a_short_reading_leaves_out() -> None:
 def test_a_completed_reading_is_passed_on_whole_with_what_is_unknown_here() -> None:
     held = records()
     held.take_reading(reading(1))
-    short = ShortReadings().next(reading(2), MAX_READING_BYTES)
+    short = reading_to_proto(ShortReadings().next(reading(2), MAX_READING_BYTES))
     short.MergeFromString(b"\xc0\x0c\x01")  # field 200
-    held.take_reading(short)
-    passed_on = held.reading_of("a" * 64)
+    held.take_reading(reading_from_proto(short))
+    passed_on = held.readings["a" * 64]
     assert listed(passed_on) == set(OTHERS)
     assert not passed_on.keeps_hops
-    assert b"\xc0\x0c\x01" in passed_on.SerializeToString()
+    assert b"\xc0\x0c\x01" in reading_to_proto(passed_on).SerializeToString()
 
 
 def test_a_reading_of_an_older_version_replaces_all_hops() -> None:
@@ -121,11 +120,11 @@ def test_hops_to_peers_that_are_gone_are_not_kept_and_no_more_than_a_reading_may
     held = Records("own", 1, lambda peer_id: 1 if peer_id in alive else None)
     held.take_reading(reading(1))
     alive.remove(OTHERS[3])
-    held.take_reading(pb.Telemetry(peer_id="a" * 64, sequence=2, keeps_hops=True))
+    held.take_reading(reading_from_proto(pb.Telemetry(peer_id="a" * 64, sequence=2, keeps_hops=True)))
     assert [hop.peer_id for hop in held.telemetry["a" * 64].hops] == [*OTHERS[:3], *OTHERS[4:]]
     flood = pb.Telemetry(peer_id="a" * 64, sequence=3, keeps_hops=True)
     flood.hops.extend(pb.HopReading(peer_id=f"new{number}") for number in range(10))
-    held.take_reading(flood)
+    held.take_reading(reading_from_proto(flood))
     assert len(held.telemetry["a" * 64].hops) == MAX_HOPS
 
 
@@ -167,4 +166,4 @@ async def test_a_peer_of_an_older_version_is_sent_the_whole_reading(monkeypatch:
         for takes_short, num_hops in ((False, {16}), (True, set(range(5, 16)))):
             peer.takes_short_readings = takes_short
             [sent] = news.datagram_readings(peer)
-            assert len(sent.hops) in num_hops and sent.keeps_hops is takes_short
+            assert len(sent.value.hops) in num_hops and sent.keeps_hops is takes_short

@@ -10,7 +10,17 @@ import grpc
 import pytest
 
 from exo_mesh.domain.frame import PIXELS, Frame, ShowImage
-from exo_mesh.domain.images import Picture, PictureSpec, PixelBudget, digest_of, pictures_defect, whole_row
+from exo_mesh.domain.images import (
+    PIECE_BYTES,
+    ImagePiece,
+    Picture,
+    PictureSpec,
+    PixelBudget,
+    digest_of,
+    pictures_defect,
+    pieces_of,
+    whole_row,
+)
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.errors import EngineError, InputError, OverloadError, PeerVersionError
@@ -22,9 +32,9 @@ from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.wire.calls import PUT_IMAGE
 from exo_mesh.wire.channels import method_of
 from exo_mesh.wire.codec import FrameAssembler, encode_frame
-from exo_mesh.wire.driver_codec import PICTURE, specs_from_proto
+from exo_mesh.wire.driver_codec import PICTURE, PIECE, specs_from_proto
 from exo_mesh.wire.gate import handlers_of
-from exo_mesh.wire.image_upload import PIECE_BYTES, UploadedCall, pieces_of
+from exo_mesh.wire.image_upload import UploadedCall
 from exo_mesh.wire.proto import driver_pb2 as pb
 from tests.rings.runner.test_change_of_plan import CountingEngine, LosingRing
 from tests.rings.runner.test_stage_and_driver import BALLOT, Caller, Ring, expected, ids, request
@@ -184,7 +194,7 @@ def test_an_image_survives_the_wire() -> None:
                                    mean=MEAN, std=STD, digest="0" * 64)])  # fmt: skip
 
 
-async def stream(pieces: Ordered[pb.ImagePiece]) -> AsyncIterator[pb.ImagePiece]:
+async def stream(pieces: Ordered[ImagePiece]) -> AsyncIterator[ImagePiece]:
     for piece in pieces:
         yield piece
 
@@ -203,13 +213,13 @@ async def test_five_megabytes_of_pixels_arrive_in_pieces() -> None:
 async def test_pixels_that_are_not_what_was_announced_are_refused(harm: str) -> None:
     pieces = list(pieces_of(picture(4, side=500)))
     if harm == "changed":
-        pieces[1].pixels = b"x" + pieces[1].pixels[1:]
+        pieces[1] = ImagePiece(pixels=b"x" + pieces[1].pixels[1:])
     elif harm == "short":
         del pieces[1]
     elif harm == "long":
-        pieces.append(pb.ImagePiece(pixels=b"x"))
+        pieces.append(ImagePiece(pixels=b"x"))
     elif harm == "huge":
-        pieces[0].num_bytes = 1 << 31
+        pieces[0] = ImagePiece(pieces[0].digest, 1 << 31, pieces[0].pixels)
     else:
         pieces = []
     with pytest.raises(InputError):
@@ -265,7 +275,7 @@ async def test_an_upload_is_checked_over_a_real_connection() -> None:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             put_image = method_of(channel, PUT_IMAGE)
-            await put_image(pieces_of(large))
+            await put_image(map(PIECE.write, pieces_of(large)))
             with pytest.raises(grpc.aio.AioRpcError, match="not the 3 that were announced"):
                 await put_image(iter(wrong))
     finally:

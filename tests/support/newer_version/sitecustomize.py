@@ -30,34 +30,37 @@ def be_newer() -> None:
 
 def say_more() -> None:
     """In what a node tells of itself, in readings, in a record of a kind of its own, and as a hint in every request."""
-    from exo_mesh.wire import control_codec
-    from exo_mesh.wire.proto import control_pb2 as pb
+    from exo_mesh.wire.message_codec import Codec
 
-    peer, reading, record = control_codec.peer_to_proto, control_codec.telemetry_to_proto, control_codec.record_to_proto
-    control_codec.peer_to_proto = lambda info: with_field(peer(info))
-    control_codec.telemetry_to_proto = lambda told: with_field(reading(told))
+    write = Codec.write
 
-    def of_any_kind(one: Any, deleted_s: float = 0.0) -> Any:
-        if one.key.kind != "wish" or one.deleted:
-            return record(one, deleted_s)
-        return with_field(pb.Record(**one.key._asdict(), version=one.version))
+    def write_more(self: Any, value: Any, **besides: Any) -> Any:
+        message, name = write(self, value, **besides), self.message.DESCRIPTOR.name
+        if name in ("HelloRequest", "HelloReply"):
+            with_field(message.peer)
+        return with_field(message) if name in ("PeerInfo", "Telemetry") else message
 
-    control_codec.record_to_proto = of_any_kind
+    Codec.write = write_more  # type: ignore[method-assign]
     begin_to_say_it()
 
 
 def begin_to_say_it() -> None:
-    from exo_mesh.domain.view import ForeignInfo
+    from exo_mesh.domain.view import ForeignInfo, Record, RecordKey
     from exo_mesh.mesh.membership.service import (
-        Membership,  # after the codec was changed: it takes functions from there
+        Membership,  # after the codec was changed: others take its functions
     )
     from exo_mesh.wire.control_client import ControlClient
+    from exo_mesh.wire.proto import control_pb2 as pb
 
     start, call, stream = Membership.start, ControlClient.call, ControlClient.stream
 
     def start_with_a_wish(self: Any, own: Any) -> None:
         start(self, own)
-        self._roster.records.write("wish", "w-1", ForeignInfo(b""), self._roster.clock())
+        records, key = self._roster.records, RecordKey("wish", "w-1", own.id)
+        records._version += 1
+        message = with_field(pb.Record(**key._asdict(), version=records._version))
+        wish = Record(key, records._version, ForeignInfo(message.SerializeToString()))
+        records.view.merge([wish], self._roster.clock())
 
     Membership.start = start_with_a_wish  # type: ignore[method-assign]
     ControlClient.call = lambda self, row, request, timeout_s=None: call(  # type: ignore[method-assign, assignment]

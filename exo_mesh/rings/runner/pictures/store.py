@@ -8,9 +8,16 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.domain.images import CHANNELS, MAX_PIXELS, MAX_REQUEST_PIXEL_BYTES, Picture, PictureSpec, PixelBudget
+from exo_mesh.domain.images import (
+    CHANNELS,
+    MAX_PIXELS,
+    MAX_REQUEST_PIXEL_BYTES,
+    ImagePiece,
+    Picture,
+    PictureSpec,
+    PixelBudget,
+)
 from exo_mesh.errors import InputError, OverloadError
-from exo_mesh.wire.proto import driver_pb2 as pb
 
 KEEP_S = 60.0
 """How long pixels wait for their request, which follows at once."""
@@ -33,13 +40,13 @@ class PictureStore:
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._waiting: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
-    async def receive(self, pieces: AsyncIterator[pb.ImagePiece]) -> None:
+    async def receive(self, pieces: AsyncIterator[ImagePiece]) -> None:
         """Assemble the pixels of one image. Raises InputError if they are not what the first piece said. The caller has
         a deadline."""
         async with self._uploads:
             await self._receive(pieces)
 
-    async def _receive(self, pieces: AsyncIterator[pb.ImagePiece]) -> None:
+    async def _receive(self, pieces: AsyncIterator[ImagePiece]) -> None:
         digest, num_bytes, pixels, found = "", 0, bytearray(), hashlib.sha256()
         async for piece in pieces:
             if not digest:
