@@ -36,9 +36,11 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 class LongTexts:
     """The long texts of one value, and their stand-ins. mark: digits that no text of the value contains."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, texts: Iterable[str] = ()) -> None:
         self.mark = mark
         self._texts: dict[str, str] = {}
+        for text in texts:
+            self.take(text)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -146,18 +148,23 @@ def json_parts(value: Any, mark: str) -> Iterator[str]:
 def _decoded(body: bytes | bytearray, start: int, stop: int) -> str:
     """The text of a string."""
     text = ""
-    while start < stop:
-        end = _cut(body, start, min(stop, start + SLICE), stop)
+    # a text that only one variable refers to grows in place; a `while` loop would copy it each time in Python 3.11
+    for part in _slices_of(body, start, stop):
         try:
-            # text grows in place: CPython does not copy what only one variable refers to
-            text += msgspec.json.decode(b'"%b"%b' % (body[start:end], _PADDING), type=str)
+            text += msgspec.json.decode(b'"%b"%b' % (bytes(body[part.start : part.stop]), _PADDING), type=str)
         except UnicodeDecodeError as exc:
-            exc.start, exc.end = start + exc.start, start + exc.end
+            exc.start, exc.end = part.start + exc.start, part.start + exc.end
             raise
         except msgspec.DecodeError as exc:
-            raise msgspec.DecodeError(_with_place(str(exc), [(0, start - 1)])) from exc
-        start = end
+            raise msgspec.DecodeError(_with_place(str(exc), [(0, part.start - 1)])) from exc
     return text
+
+
+def _slices_of(body: bytes | bytearray, start: int, stop: int) -> Iterator[range]:
+    while start < stop:
+        end = _cut(body, start, min(stop, start + SLICE), stop)
+        yield range(start, end)
+        start = end
 
 
 def _cut(body: bytes | bytearray, start: int, end: int, stop: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 
 import msgspec
 import pytest
@@ -86,3 +87,15 @@ def test_what_has_no_long_text_is_not_copied() -> None:
     long = LongTexts(MARK)
     assert long.out_of(value) is value
     assert len(long) == 0
+
+
+def test_a_long_text_grows_in_place_while_it_is_decoded() -> None:
+    size = 32 * SLICE
+    body = b'["' + b"a" * size + b'"]'
+    tracemalloc.start()
+    try:
+        decoded(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.6 * size, "a copy of the text, or of the body"
