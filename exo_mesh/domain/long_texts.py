@@ -133,16 +133,24 @@ def decode_long(body: bytes | bytearray, strings: Iterable[range], mark: str) ->
         raise msgspec.DecodeError(_with_place(str(exc), moved)) from exc
 
 
-def json_parts(value: Any, mark: str) -> Iterator[str]:
-    """The text of json.dumps with sorted keys, in parts. mark: random digits."""
+def json_parts(value: Any, mark: str, **options: Any) -> Iterator[str]:
+    """The text of json.dumps with these options, in parts. mark: random digits."""
     long = LongTexts(mark)
     end = 0
-    dumped = json.dumps(long.out_of(value), sort_keys=True)
+    dumped = json.dumps(long.out_of(value), **options)
     for found in re.finditer(rf"{mark}\.(\d+)", dumped) if len(long) else ():
         yield dumped[end : found.start()]
-        yield from (json.dumps(part)[1:-1] for part in slices(long[int(found[1])]))
+        yield from (json.dumps(part, **options)[1:-1] for part in slices(long[int(found[1])]))
         end = found.end()
     yield dumped[end:]
+
+
+def json_size(value: Any, mark: str) -> int:
+    """How many bytes a value has as JSON; an escape in a long text counts as the character that it stands for. mark:
+    random digits. Raises RecursionError, and UnicodeEncodeError for a lone surrogate."""
+    long = LongTexts(mark)
+    size = len(msgspec.json.encode(long.out_of(value)))
+    return size + sum(len(part.encode()) for index in range(len(long)) for part in slices(long[index]))
 
 
 def _decoded(body: bytes | bytearray, start: int, stop: int) -> str:

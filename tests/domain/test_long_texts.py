@@ -9,7 +9,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from exo_mesh.domain.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, long_strings, slices
+from exo_mesh.domain.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, json_size, long_strings, slices
 
 MARK = "01234567890123456789"
 PIECES = ("a", '"', "\\", "\\\\\\", "\n", "é", "中", "😀", "u0041", "\x01", "", "/")
@@ -47,7 +47,10 @@ def test_json_with_long_texts_is_decoded_and_dumped_as_by_the_libraries(seed: in
         body = bytearray(json.dumps(value, ensure_ascii=is_ascii).encode())
         body[1:1] = b" " * rng.randint(0, 2 * SLICE)
         assert decoded(body) == msgspec.json.decode(body) == value
-    assert "".join(json_parts(value, MARK)) == json.dumps(value, sort_keys=True)
+    for options in ({"sort_keys": True}, {"ensure_ascii": False, "separators": (",", ":")}):
+        assert "".join(json_parts(value, MARK, **options)) == json.dumps(value, **options)
+    plain = len(msgspec.json.encode(value))
+    assert plain / 6 <= json_size(value, MARK) <= plain + 100
     long = LongTexts(MARK)
     assert long.back_in(msgspec.json.decode(msgspec.json.encode(long.out_of(value)))) == value
     assert all("".join(slices(long[index])) == long[index] for index in range(len(long)))

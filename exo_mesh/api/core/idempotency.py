@@ -76,7 +76,7 @@ def idempotency_of(
         raise InputError(message, param=LAST_EVENT)
     # the alias of a route without /v1 gives the same fingerprint
     fingerprint = hashlib.sha256()
-    for part in json_parts([request.path.removeprefix("/v1"), asked()], random_digits()):
+    for part in json_parts([request.path.removeprefix("/v1"), asked()], random_digits(), sort_keys=True):
         fingerprint.update(part.encode("utf-8", "surrogatepass"))
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),
