@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
@@ -23,6 +25,7 @@ from exo_mesh.text.image_wire import MAX_SOURCE_BYTES, DecodeImage, ImageDecoded
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
 from exo_mesh.text.template_wire import (
+    LENGTH,
     Answer,
     CheckGrammar,
     CompileTemplate,
@@ -74,11 +77,23 @@ class _FramedQuestion:
         yield self.framed
 
 
+def _framed(question: RenderTemplate) -> Framed:
+    """Encode a question with many messages one message at a time. Raises UnicodeEncodeError for a lone surrogate."""
+    place = random_digits()
+    framed = frame(msgspec.structs.replace(question, messages=[{place: 0}]))
+    head, tail = framed.split(f'{{"{place}":0}}'.encode())
+    for index, message in enumerate(question.messages):
+        head += b"," * (index > 0) + msgspec.json.encode(message)
+    head += tail
+    LENGTH.pack_into(head, 0, len(head) - LENGTH.size)
+    return head
+
+
 def _asked(question: Question, long: LongTexts | None = None, data: bytes = b"") -> _FramedQuestion:
     """Encode a question. It blocks for a long one. Raises UnicodeEncodeError for a lone surrogate."""
     long = LongTexts("") if long is None else long
-    framed = frame(question)
-    digest = hashlib.blake2b(framed.replace(long.mark.encode(), b"") if long.mark else framed, digest_size=16)
+    framed = _framed(question) if isinstance(question, RenderTemplate) else frame(question)
+    digest = hashlib.blake2b(framed, digest_size=16)
     digest.update(data)
     for index in range(len(long)):
         for part in slices(long[index]):
@@ -94,6 +109,7 @@ class TemplateRenderer:
         self._limit_s = limit_s
         self._children = ChildProcesses("chat templates and grammars", MEMORY, clock)
         self._failures = RecentFailures()
+        self._mark = random_digits()  # always the same, so that the same question has the same key
 
     @property
     def pids(self) -> set[int]:
@@ -138,7 +154,7 @@ class TemplateRenderer:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the prompt. Raises InputError if the template refuses the messages or fails, else as `compile`."""
-        long = LongTexts(random_digits())
+        long = LongTexts(self._mark)
 
         def encode() -> _FramedQuestion:
             names = long.out_of(dict(variables or {}))
