@@ -90,9 +90,9 @@ class LongTexts:
         return whole[0]
 
 
-def slices(text: str) -> Iterator[str]:
-    """The text in parts."""
-    return (text[start : start + SLICE] for start in range(0, len(text), SLICE))
+def slices(text: str, first: int = 0) -> Iterator[str]:
+    """The text from a character on, in parts."""
+    return (text[start : start + SLICE] for start in range(first, len(text), SLICE))
 
 
 def long_strings(body: bytes | bytearray) -> Iterator[range]:
