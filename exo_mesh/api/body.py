@@ -179,8 +179,17 @@ def take_expectations(
 ) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
     """Wrap the handler of all requests so that unknown Expect headers reach `refuse_expectations`, and not aiohttp.
 
-    aiohttp would answer them before the access rules, in plain text, and with a 500 if they are not UTF-8.
+    aiohttp would answer them before the access rules, in plain text, and with a 500 if they are not UTF-8. If the
+    client has left before it gets its `100 Continue`, aiohttp would log that as our error.
     """
+
+    async def answer_unless_left(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await answer_without(request)
+        except ConnectionError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            return web.Response(status=499)  # nobody gets it
 
     async def answer_without(request: web.BaseRequest) -> web.StreamResponse:
         wanted = request.headers.get(hdrs.EXPECT)
@@ -195,7 +204,7 @@ def take_expectations(
         await response.prepare(changed)
         return response
 
-    return answer_without
+    return answer_unless_left
 
 
 @web.middleware

@@ -6,6 +6,7 @@ No reply contains a secret. Only admins see paths, addresses and the system prom
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as, read_body, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response
@@ -122,17 +123,18 @@ class ConfigRoutes:
     async def set_level(self, request: web.Request) -> web.Response:
         """PUT /v1/logging: set the level of this node now; it overrides flags and the mesh. PUT /config sets the level
         of the whole mesh."""
-        body = decode_body(await read_body(request, self._body_silence_s), LoggingBody)
+        body = await read_as(request, self._body_silence_s, partial(decode_body, kind=LoggingBody))
         self._logs.set_own(body.level)
         return await self.logging(request)
 
     async def change(self, request: web.Request) -> web.Response:
         """PUT /config: change shared settings; every peer applies the change and keeps it for its next start."""
         raw = await read_body(request, self._body_silence_s)
-        body = decode_body(raw, dict[str, Any])
+        body = await run_apart(request, lambda: decode_body(raw, dict[str, Any]))
         shared = {name: value for name, value in body.items() if name != "hf_token"}
         texts = {name: shared_text(name, value) for name, value in shared.items() if not isinstance(value, dict | list)}
-        checked = decode_body(raw, SharedSettingsBody)  # the error names a field with a value of the wrong type
+        # the error names a field with a value of the wrong type
+        checked = await run_apart(request, lambda: decode_body(raw, SharedSettingsBody))
         if checked.hf_token is not UNSET:
             if self._hub_token is None:
                 raise InputError("hf_token: this node does not download from a hub", param="hf_token")

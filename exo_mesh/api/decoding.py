@@ -9,6 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
+from exo_mesh.base.random_hex import random_digits
+from exo_mesh.domain.long_texts import LONG, decode_long, long_strings
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
 
@@ -48,7 +50,7 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
     """Convert a part of a decoded body into a struct. where: its place in the body. Raises InputError that names the
     wrong field."""
     try:
-        return _converted(value, kind, where)
+        return _converted(value, kind, where, _NO_TABLES)
     except msgspec.ValidationError as exc:
         error = _field_error(str(exc), kind)
         param = ".".join(name for name in (where, error.param) if name)
@@ -57,6 +59,8 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
 
 
 def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
+    if len(body) >= LONG and (strings := list(long_strings(body))):
+        return _converted(decode_long(body, strings, random_digits()), kind, "", tables)
     with suppress(msgspec.ValidationError):
         return msgspec.json.decode(body, type=kind)
     # most bodies decode as they are, so the body is parsed again only if it does not; the error, which holds the wrong
@@ -65,10 +69,10 @@ def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
     return msgspec.json.decode(cleaned, type=kind)
 
 
-def _converted(value: object, kind: type[T], where: str) -> T:
+def _converted(value: object, kind: type[T], where: str, tables: NeutralTables) -> T:
     with suppress(msgspec.ValidationError):
-        return msgspec.convert(value, kind)
-    return msgspec.convert(without_neutral(value, kind, _NO_TABLES, where), kind)
+        return msgspec.convert(value, kind, str_keys=True)
+    return msgspec.convert(without_neutral(value, kind, tables, where), kind, str_keys=True)
 
 
 def _lone_surrogate(body: bytes) -> str | None:

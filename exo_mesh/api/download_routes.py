@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
@@ -61,7 +62,7 @@ class DownloadRoutes:
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /download/start: download each peer's share of a model, or the whole model; answers at once."""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), DownloadBody)
+        body = await read_as(request, self._context.options.body_silence_s, partial(decode_body, kind=DownloadBody))
         if not 0 < len(body.model) <= MAX_MODEL_CHARS or not body.model.isprintable():
             message = f"model must be the name of a model, with 1 to {MAX_MODEL_CHARS} printable characters"
             raise InputError(message, param="model")

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from exo_mesh.api.access import ANY_ADMIN, CALLER, LOCAL
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
@@ -85,7 +85,7 @@ class KeyRoutes:
             )
         if self._access.sessions is None:
             return json_response({"object": "session", "key": None})
-        body = decode_body(await read_body(request, self._body_silence_s) or b"{}", SessionBody)
+        body = await read_as(request, self._body_silence_s, lambda body: decode_body(body or b"{}", SessionBody))
         if body.id is not None and not number_of(body.id):
             raise InputError(f"id is {quoted(body.id)}, which is not the id of a session", param="id")
         text, session = self._access.sessions.make(body.id or "")
@@ -100,7 +100,7 @@ class KeyRoutes:
         """POST /v1/keys: make a key."""
         if request[CALLER] == ANY_ADMIN:
             return _no_owner()
-        body = decode_body(await read_body(request, self._body_silence_s) or b"{}", KeyBody)
+        body = await read_as(request, self._body_silence_s, lambda body: decode_body(body or b"{}", KeyBody))
         now = datetime.datetime.now(datetime.UTC)
         text, key = await asyncio.to_thread(self._file().add, Role(body.role), now, body.name)
         reply = json_response({**_described(key, ""), "key": text}, 201)

@@ -30,9 +30,11 @@ async def named_model(request: web.Request, models: ModelService, name: str) -> 
     A path is only compared with the directories of the models that the node lists, so no other directory is opened.
     Callers who are not admins get the same error for every path. Raises UnknownModelError.
     """
+    if len(name) > MAX_PATH:
+        raise UnknownModelError(f"model has {len(name)} characters; at most {MAX_PATH} are allowed", param="model")
     if not name.startswith("/"):
         return name
-    if not may_name_paths(request) or len(name) > MAX_PATH:
+    if not may_name_paths(request):
         raise UnknownModelError("model is a path; use a name that GET /v1/models lists", param="model")
     return await models.at(Path(name))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
@@ -102,7 +103,7 @@ class ModelRoutes:
 
     async def add_card(self, request: web.Request) -> web.Response:
         """POST /models/add: make a card from the headers of a repository, for all peers."""
-        body = decode_body(await read_body(request, self._body_silence_s), CardBody)
+        body = await read_as(request, self._body_silence_s, partial(decode_body, kind=CardBody))
         if not is_name(body.repo):
             message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {quoted(body.repo)}"
             raise InputError(message, param="repo")

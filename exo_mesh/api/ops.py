@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 from msgspec import UNSET, structs
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
@@ -195,7 +196,7 @@ class OpsRoutes:
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; `replicas`: the number of instances to place."""
-        body = decode_body(await read_body(request, self._body_silence_s), InstanceBody)
+        body = await read_as(request, self._body_silence_s, partial(decode_body, kind=InstanceBody))
         body.model = await self._found(request, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:

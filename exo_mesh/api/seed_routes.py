@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.decoding import decode_body
@@ -22,6 +23,8 @@ from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
+
+T = TypeVar("T")
 
 _PLACING = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
 _BACKENDS: Final[Mapping[str, Literal["ring", "jaccl"]]] = {"MlxRing": "ring", "MlxJaccl": "jaccl", "MlxIbv": "jaccl"}
@@ -102,7 +105,7 @@ class SeedRoutes:
 
     async def place(self, request: web.Request) -> web.Response:
         """POST /place_instance"""
-        body = decode_body(await self._read(request), PlaceBody)
+        body = await self._read(request, partial(decode_body, kind=PlaceBody))
         with errors_name(_OUR_NAMES):
             return json_response(await self._instances.create(await self._spec(request, body)), 201)
 
@@ -163,15 +166,14 @@ class SeedRoutes:
 
     async def _model(self, request: web.Request) -> str | None:
         """The model that the body names, else this node's default model. The body may be empty."""
-        raw = await self._read(request)
-        body = decode_body(raw, ModelBody) if raw.strip() else ModelBody()
+        body = await self._read(request, lambda raw: decode_body(b"{}" if raw.isspace() else raw or b"{}", ModelBody))
         if body.model is not None and body.model_id is not None:
             raise InputError("model and model_id are two names of the same field: send only one", param="model")
         name = body.model_id if body.model is None else body.model
         return await model_of_request(request, self._models, name, self._context.options.defaults().model)
 
-    async def _read(self, request: web.Request) -> bytes:
-        return await read_body(request, self._context.options.body_silence_s)
+    async def _read(self, request: web.Request, decode: Callable[[bytes], T]) -> T:
+        return await read_as(request, self._context.options.body_silence_s, decode)
 
     async def _end(self, instance_ids: list[str]) -> list[str]:
         """Stop these instances; returns the ids that still existed."""

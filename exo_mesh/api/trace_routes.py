@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
@@ -92,7 +94,7 @@ class TraceRoutes:
     async def switch(self, request: web.Request) -> web.Response:
         """PUT /v1/tracing: {"enabled": true} traces every new request at all peers, or with `sample` a share of them;
         {"enabled": false} goes back to the --trace-sample of each node."""
-        body = decode_body(await read_body(request, self._body_silence_s), TracingBody)
+        body = await read_as(request, self._body_silence_s, partial(decode_body, kind=TracingBody))
         share = 1.0 if body.sample is None else body.sample
         if not 0.0 < share <= 1.0:
             raise InputError(f"sample must be above 0 and at most 1, not {body.sample}", param="sample")
@@ -131,7 +133,7 @@ class TraceRoutes:
 
     async def delete(self, request: web.Request) -> web.Response:
         """POST /v1/traces/delete: delete the traces with these ids, or all, at every peer that answers."""
-        body = decode_body(await read_body(request, self._body_silence_s), DeleteTracesBody)
+        body = await read_as(request, self._body_silence_s, partial(decode_body, kind=DeleteTracesBody))
         if body.all == bool(body.trace_ids):
             raise InputError('send either "trace_ids" with at least one id, or "all": true', param="trace_ids")
         if len(body.trace_ids) > MAX_IDS:

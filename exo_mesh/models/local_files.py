@@ -188,11 +188,12 @@ class LocalFiles:
     def unverified(self, name: str, layers: Layers) -> dict[str, bool]:
         """Returns the fetched files of these layers with unchecked bytes, and whether their digests are known. Raises
         as `pieces`."""
-        manifest = _manifest_of(name, self.model_dir(name))
+        model_dir = self.model_dir(name)
+        manifest = _manifest_of(name, model_dir)
         if manifest is None:
             return {}
         found = {file: manifest.files[file] for file in self.pieces(name, layers) if file in manifest.files}
-        return {file: bool(one.sha256) for file, one in found.items() if one.is_unverified}
+        return {file: bool(one.sha256) for file, one in found.items() if one.is_unverified_in(model_dir, file)}
 
     def whole_layers(self, name: str) -> list[range]:
         """Returns the ranges of layers that a stage could load here although the model has not all files; none if it

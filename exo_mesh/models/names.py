@@ -104,6 +104,8 @@ def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[
 
 def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
     """Returns (the name without the hub's address, its parts); the parts are None if the text is not a name."""
+    if len(text) > 2 * MAX_NAME:  # with the hub's address and white space
+        return text, None
     given = _HUB_PREFIX.sub("", text.strip(), count=1)
     return given, _GIVEN.fullmatch(given) if len(given) <= MAX_NAME else None
 

@@ -88,7 +88,7 @@ def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
 def check_size(spec: GrammarSpec, param: str) -> None:
     """Raises InputError if the grammar is too large, or holds a NUL character or a lone surrogate."""
     try:
-        size = len(spec.text.encode())
+        size = len(spec.text) if len(spec.text) > MAX_BYTES else len(spec.text.encode())
     except UnicodeEncodeError as exc:
         raise InputError("the grammar contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
     if size > MAX_BYTES:

@@ -38,7 +38,8 @@ class ImageRecipe(msgspec.Struct, frozen=True):
 
 
 class DecodeImage(msgspec.Struct, tag="image", frozen=True):
-    """Decode an image file, and resize it. where: its place in the client's body, for errors."""
+    """Decode an image file, and resize it. where: its place in the client's body, for errors. data: a long file is sent
+    before, in parts."""
 
     data: bytes
     recipe: ImageRecipe

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import os
 import sys
+from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import BinaryIO
 
 import msgspec
 
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.long_texts import LongTexts, slices
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
@@ -44,6 +46,7 @@ from exo_mesh.text.template_wire import (
     RendererReady,
     RenderTemplate,
     TemplateCompiled,
+    TemplateQuestion,
     TemplateRefused,
     TemplateRendered,
     TemplateTried,
@@ -74,14 +77,12 @@ def _answer_all(max_bytes: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # panics write there, and nobody reads it
         while (question := _receive(sys.stdin.buffer)) is not None:
             if isinstance(question, GivenText):
-                renderer.parts.append(question.text)
+                renderer.given.setdefault(question.index, []).append(question.text)
                 continue
             limit_cpu(question.limit_s)
-            if isinstance(question, OpenTokenizer | UseTokenizer):
-                for part in renderer.tokenizer_answers(question):
-                    _send(sys.stdout.buffer, part)
-            else:
-                _send(sys.stdout.buffer, renderer.answer(question))
+            for part in renderer.answers(question):
+                if not _send(sys.stdout.buffer, part):
+                    break
     except MemoryError:
         return EXIT_OUT_OF_MEMORY
     return 0
@@ -93,30 +94,41 @@ class Renderer:
     def __init__(self) -> None:
         self._kept: OrderedDict[str, CompiledTemplate] = OrderedDict()
         self._tokenizers = Tokenizers()
-        self.parts: list[str] = []
+        self.given: dict[int, list[str]] = {}
+        """The texts of the next question, in parts."""
 
-    def tokenizer_answers(self, question: OpenTokenizer | UseTokenizer) -> Iterator[Answer]:
-        """Answer a question about a tokenizer, whose text has come in parts."""
-        text = "".join(self.parts)
-        self.parts.clear()
-        return self._tokenizers.answers(question, text)
+    def answers(self, question: TemplateQuestion | OpenTokenizer | UseTokenizer) -> Iterator[Answer]:
+        """The answer to one question, in parts."""
+        texts = ["".join(self.given[index]) for index in sorted(self.given)]
+        self.given.clear()
+        if isinstance(question, OpenTokenizer | UseTokenizer):
+            yield from self._tokenizers.answers(question, texts[0] if texts else "")
+            return
+        answer = self.answer(question, texts)
+        if not isinstance(answer, TemplateRendered):
+            yield answer
+            return
+        parts = list(slices(answer.text)) or [""]
+        for index, part in enumerate(parts):
+            yield TemplateRendered(part, index == len(parts) - 1)
 
-    def answer(self, question: CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage) -> Answer:
-        """Answer one question. Every error of a template or grammar becomes a refusal, and never an exception."""
+    def answer(self, question: TemplateQuestion, texts: Sequence[str] = ()) -> Answer:
+        """Answer one question about a template, a grammar or an image. Every error of these becomes a refusal, and
+        never an exception. texts: the texts that were sent before."""
         try:
             if isinstance(question, CompileTemplate):
                 return self._compile(question)
             if isinstance(question, CheckGrammar):
                 return _check_grammar(question)
             if isinstance(question, DecodeImage):
-                return _decode_image(question)
+                return _decode_image(question, texts)
             compiled = self._kept.get(question.digest)
             if compiled is None:
                 return TemplateUnknown()
             self._kept.move_to_end(question.digest)
             if isinstance(question, TryTemplate):
                 return TemplateTried(compiled.traits(question.variables, question.limit_s))
-            return _render(compiled, question)
+            return _render(compiled, question, LongTexts(question.mark, texts))
         except (InputError, ModelError) as exc:
             param = getattr(exc, "param", None) or "messages"
             return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
@@ -135,13 +147,13 @@ class Renderer:
         return TemplateCompiled(sorted(compiled.variables))
 
 
-def _render(compiled: CompiledTemplate, question: RenderTemplate) -> TemplateRendered:
+def _render(compiled: CompiledTemplate, question: RenderTemplate, long: LongTexts) -> TemplateRendered:
     return TemplateRendered(
         compiled.render(
-            question.messages,
+            long.back_in(question.messages),
             add_generation_prompt=question.add_generation_prompt,
             continue_final_message=question.continue_final_message,
-            variables=question.variables,
+            variables=long.back_in(question.variables),
             limit_s=question.limit_s,
         )
     )
@@ -154,9 +166,11 @@ def _check_grammar(question: CheckGrammar) -> GrammarSound:
     return GrammarSound()
 
 
-def _decode_image(question: DecodeImage) -> ImageDecoded:
+def _decode_image(question: DecodeImage, texts: Sequence[str]) -> ImageDecoded:
     from exo_mesh.text.image_decoding import decode_image
 
+    if texts:
+        question = msgspec.structs.replace(question, data=b64decode(texts[0]))
     return decode_image(question)
 
 
@@ -173,13 +187,17 @@ def _receive(pipe: BinaryIO) -> Question | None:
     return _questions.decode(body) if len(body) == length else None
 
 
-def _send(pipe: BinaryIO, answer: Answer) -> None:
+def _send(pipe: BinaryIO, answer: Answer) -> bool:
+    """Send an answer, or a refusal if it cannot be sent. Returns whether further parts of the answer may follow."""
+    is_refused = False
     try:
         message = frame(answer)
     except UnicodeEncodeError:
         message = frame(TemplateRefused("the model's chat template outputs a lone surrogate (U+D800 to U+DFFF)"))
+        is_refused = True
     pipe.write(message)
     pipe.flush()
+    return not is_refused
 
 
 def _short(text: str) -> str:

@@ -50,7 +50,8 @@ class TryTemplate(msgspec.Struct, tag="try", frozen=True):
 
 
 class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
-    """Render the template with this digest."""
+    """Render the template with this digest. mark: of the stand-ins for the texts that were sent before; "" if there are
+    none."""
 
     digest: str
     messages: list[Message]
@@ -58,6 +59,7 @@ class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
     continue_final_message: bool
     variables: dict[str, Any]
     limit_s: float
+    mark: str = ""
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
@@ -70,9 +72,11 @@ class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
 
 
 class GivenText(msgspec.Struct, tag="part", frozen=True):
-    """A part of the text of the next UseTokenizer. It has no answer."""
+    """A part of a text of the next question: the text of UseTokenizer, the long texts of RenderTemplate by their index,
+    or the data of DecodeImage in base64. It has no answer."""
 
     text: str
+    index: int = 0
 
 
 class OpenTokenizer(msgspec.Struct, tag="open_tokenizer", frozen=True):
@@ -139,9 +143,10 @@ class TemplateTried(msgspec.Struct, tag="tried", frozen=True):
 
 
 class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
-    """The rendered prompt."""
+    """The rendered prompt, or a part of it. is_last: no further part follows."""
 
     text: str
+    is_last: bool = True
 
 
 class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
@@ -157,16 +162,8 @@ class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
     """The process does not have the template or tokenizer: the node must send CompileTemplate or OpenTokenizer."""
 
 
-Question = (
-    CompileTemplate
-    | TryTemplate
-    | RenderTemplate
-    | CheckGrammar
-    | DecodeImage
-    | GivenText
-    | OpenTokenizer
-    | UseTokenizer
-)
+TemplateQuestion = CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage
+Question = TemplateQuestion | GivenText | OpenTokenizer | UseTokenizer
 Answer = (
     RendererReady
     | GrammarSound

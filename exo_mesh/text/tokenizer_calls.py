@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exo_mesh.domain.long_texts import slices
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, ModelError
 from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.panics import is_panic
-from exo_mesh.text.template import TemplateTraits
+from exo_mesh.text.template import MAX_LENGTH, TemplateTraits
 from exo_mesh.text.template_wire import (
     Answer,
     OpenTokenizer,
@@ -30,7 +31,7 @@ MAX_KEPT = 2
 """Most text models in memory; one with a large vocabulary takes about 50 MB."""
 
 PART_IDS = 1 << 16
-PART_CHARACTERS = 1 << 20
+"""Ids that are sent at a time."""
 
 MAX_MESSAGE = 500
 """Most characters of an error."""
@@ -88,16 +89,23 @@ def _called(model: TextModel, question: UseTokenizer, text: str) -> Any:
         case "check_length":
             return model.check_length(text, *args)
         case "marked":
-            return model.marked(text, *args)
+            return _fitting(model.marked(text, *args), text)
+
+
+def _fitting(marked: str, text: str) -> str:
+    """The marked text. Raises InputError if the marks make it longer than any prompt."""
+    if len(marked) > max(MAX_LENGTH, len(text)):
+        message = "a text spells too many control tokens for one prompt; remove them from the message"
+        raise InputError(message, param="messages")
+    return marked
 
 
 def _parts(result: Any) -> Iterator[TokenizerPart]:
     """A result in parts: None, a text, ids, or ids and a number."""
     if isinstance(result, str):
-        starts = range(0, max(1, len(result)), PART_CHARACTERS)
-        for start in starts:
-            part = result[start : start + PART_CHARACTERS]
-            yield TokenizerPart(text=part, is_last=start == starts[-1])
+        for part in slices(result):
+            yield TokenizerPart(text=part, is_last=False)
+        yield TokenizerPart()
         return
     ids, number = result if isinstance(result, tuple) else (result or [], 0)
     starts = range(0, max(1, len(ids)), PART_IDS)

@@ -25,7 +25,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import is_head, is_side_model, is_vision, is_vocabulary, layer_of
 from exo_mesh.weights.model_files import named, read_model_file, shown
 from exo_mesh.weights.names import FILE_NAME
-from exo_mesh.weights.safetensors import PART, TensorTable
+from exo_mesh.weights.safetensors import PART, TensorTable, on_disk
 
 MANIFEST_FILE = "exo-mesh.files"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -45,8 +45,9 @@ class FetchedFile(msgspec.Struct):
     A file that a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole
     file, "" if unknown. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was
     right. verified: bytes that belonged to a file with the right digest when they were checked, merged; of a file that
-    is not whole. pieces: digests of the pieces of the file with the right digest, if this machine or a peer of its
-    closed mesh has read all of it. Peers report none of these of their files.
+    is not whole. stamp: the file on disk as it was then, see `stamp_of`; () if an older version has checked it. pieces:
+    digests of the pieces of the file with the right digest, if this machine or a peer of its closed mesh has read all
+    of it. Peers report none of these of their files.
     """
 
     size: _Size
@@ -55,11 +56,20 @@ class FetchedFile(msgspec.Struct):
     is_checked: bool = False
     verified: list[Span] = []
     pieces: Digests = ()
+    stamp: tuple[int, ...] = ()
 
     @property
     def is_unverified(self) -> bool:
         """Whether bytes are here that were not compared with the digest; without a digest, with two other sources."""
         return not (self.is_checked or covers(tuple(self.verified), tuple(self.present)))
+
+    def is_unverified_in(self, model_dir: Path, name: str) -> bool:
+        """The same, also if another program has changed the file since then."""
+        return self.is_unverified or self.is_altered_in(model_dir, name)
+
+    def is_altered_in(self, model_dir: Path, name: str) -> bool:
+        """Whether the file is another one than when its bytes were compared."""
+        return bool(self.stamp) and stamp_of(model_dir, name) != self.stamp
 
     @property
     def is_whole(self) -> bool:
@@ -138,6 +148,16 @@ def open_own_file(file: Path, flags: int = 0, mode: int = 0o644) -> int:
 def part_of(model_dir: Path, name: str) -> Path:
     """The path of the bytes of a checkpoint file that is not whole."""
     return model_dir / f"{name}{PART}"
+
+
+def stamp_of(model_dir: Path, name: str) -> tuple[int, ...]:
+    """Size, time of the last change in ns, and inode of a checkpoint file; () if it is not there. What changes bytes
+    without these, such as a broken disk, is not noticed."""
+    try:
+        found = on_disk(model_dir / name).stat()
+    except OSError:
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 _Part = Literal["every", "first", "embedding", "head"]

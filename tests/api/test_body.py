@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import tracemalloc
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -90,6 +92,21 @@ async def test_an_odd_expectation_is_a_400_in_our_shape(mesh: ScriptedMesh, path
 async def test_a_client_that_waits_for_100_continue_gets_it(api: Served) -> None:
     async with api.http.post(PATH, data=BODY, expect100=True) as reply:
         assert reply.status == 200
+
+
+@pytest.mark.parametrize("expect", [b"100-continue", b"200-ok"])
+async def test_a_client_that_leaves_before_it_may_continue_is_no_error_of_the_node(
+    api: Served, caplog: pytest.LogCaptureFixture, expect: bytes
+) -> None:
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nExpect: %s\r\nContent-Length: 2\r\n\r\n"
+    for path in (PATH, "/nowhere"):
+        with socket.create_connection(("127.0.0.1", int(api.url.rpartition(":")[2]))) as client:
+            client.sendall(head % (path.encode(), expect))
+            client.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                await asyncio.to_thread(client.recv, 1)  # the node ends the connection as well
+    assert (await send(api, BODY))[0] == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("header", [b"Content-Encoding: gzip", b"Expect: \xff"])

@@ -294,3 +294,22 @@ async def test_a_model_without_digests_is_checked_by_two_sources_and_else_stays_
         assert [file.sha256 for file in files] == ["", ""]
         assert {file.is_unverified for file in files} == {holders == "c"}
         assert ("unverified" in str(a._parts.health.describe("ok"))) is (holders == "c")
+
+
+async def test_a_whole_file_that_is_altered_behind_the_back_of_a_node_is_repaired_before_a_stage_opens_it(
+    tmp_path: Path, hub: LoopbackHub
+) -> None:
+    async with nodes_at(tmp_path, "a") as (a,):
+        await fetch_whole(tmp_path, [a], "a")
+        right = await answer_of_one(a)
+        await delete_all(a)
+        alter(tmp_path, "a", 12_345)
+        async with no_unmarked_service(tmp_path, [a]):
+            assert await answer_of_one(a) == right
+        await until(lambda: not unverified([a]), 30)
+        assert is_right(tmp_path, "a")
+        await delete_all(a)
+        alter(tmp_path, "a", 23_456)
+        silence(hub)
+        with pytest.raises(FetchError, match="no second source|no source"):
+            await a.instances.create(InstanceSpec(NAME))

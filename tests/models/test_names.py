@@ -83,3 +83,10 @@ def test_a_name_has_one_form_everywhere() -> None:
         assert is_name(name), name
     for text in ("", " ", "a b", "../../etc", "/etc", "org/m@", "a/b/c", "m\0", "m" * 201):
         assert not is_name(text), text
+
+
+def test_a_name_of_megabytes_is_unknown_at_once() -> None:
+    for text in ("a" * 10**7, "https://hf.co/" * 10**6, " " * 10**7):
+        with pytest.raises(UnknownModelError) as found:
+            find_reference(text, KNOWN)
+        assert len(str(found.value)) < 1000

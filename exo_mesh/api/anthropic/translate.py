@@ -10,6 +10,7 @@ from exo_mesh.api.anthropic.messages import turns_of
 from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, stop_strings
 from exo_mesh.api.core.conversation import without_empty_ending
+from exo_mesh.api.core.grammar import grammar_of
 from exo_mesh.api.core.keeping import cache_wish
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -120,4 +121,4 @@ def _grammar(body: CountTokensBody) -> tuple[GrammarSpec | None, str]:
         raise InputError(message, param="output_format")
     found = newer or body.output_format
     field = "output_format" if body.output_format is not None else "output_config.format"
-    return (None if found is None else GrammarSpec("json_schema", json.dumps(found.schema))), field
+    return (None if found is None else grammar_of("json_schema", found.schema, field)), field

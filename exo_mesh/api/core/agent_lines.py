@@ -16,9 +16,13 @@ from exo_mesh.api.core.request import Turn
 MAX_LINES = 40
 """Only this many first lines of a system prompt are searched."""
 
+MAX_START = 256
+"""Only so many first characters of a line are searched. What takes no time in a line of an agent may take hours in a
+line of a megabyte."""
+
 _LINE = re.compile(
-    r"\s*(?:x-[a-z-]*billing-header\s*:.*|"
-    r"[-*\s]*(?:today's date|the date today|(?:the )?current (?:date|time|date and time|datetime))\s*(?: is\b|:).*)",
+    r"\s*x-[a-z-]*billing-header\s*:|"
+    r"[-*\s]*(?:today's date|the date today|(?:the )?current (?:date|time|date and time|datetime))\s*(?: is\b|:)",
     re.IGNORECASE,
 )
 
@@ -28,9 +32,10 @@ def with_agent_lines_last(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     if not turns or turns[0].role not in ("system", "developer") or any(turn.has_cache_marks for turn in turns):
         return tuple(turns)
     lines = turns[0].text.split("\n", MAX_LINES)  # the last one is the rest of the text
-    moved = [line for line in lines[:MAX_LINES] if _LINE.fullmatch(line)]
+    first = lines[:MAX_LINES]
+    moved = [line for line in first if _LINE.match(line[:MAX_START])]
     if not moved:
         return tuple(turns)
-    kept = [line for line in lines[:MAX_LINES] if not _LINE.fullmatch(line)]
+    kept = [line for line in first if not _LINE.match(line[:MAX_START])]
     text = "\n".join([*kept, *lines[MAX_LINES:], *moved])
     return (replace(turns[0], text=text), *turns[1:])

@@ -8,7 +8,9 @@ from typing import Any
 
 from exo_mesh.api.core.conversation import NO_EFFORT, TOGGLES
 from exo_mesh.api.core.request import Conversation, FieldNames, Thinking
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.base.random_hex import random_digits
+from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
+from exo_mesh.domain.long_texts import json_size
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import MAX_BYTES, lark_of
 from exo_mesh.text.output.formats import OutputFormat, after_reasoning, as_answer, tool_grammar
@@ -16,7 +18,22 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.shortest import shortest_answer
 
 MAX_SCHEMA_BYTES = 4 * MAX_BYTES
-"""Most bytes of the schemas of the tools in one grammar. Their descriptions count here, but not in the grammar."""
+"""Most bytes of the schemas of the tools in one grammar, and of a schema that a client sends. Descriptions count here,
+but not in the grammar."""
+
+
+def grammar_of(kind: GrammarKind, value: Any, param: str) -> GrammarSpec:
+    """The grammar that a client sent; a value that is not a text becomes JSON. param: its field. Raises InputError if
+    it has too many bytes."""
+    try:
+        size = len(value) if isinstance(value, str) else json_size(value, random_digits())
+    except UnicodeEncodeError as exc:
+        raise InputError(f"{param} contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
+    except RecursionError as exc:
+        raise InputError(f"{param} is nested too deeply", param=param) from exc
+    if size > MAX_SCHEMA_BYTES:
+        raise InputError(f"{param} has {size} bytes; at most {MAX_SCHEMA_BYTES} are allowed", param=param)
+    return GrammarSpec(kind, value if isinstance(value, str) else json.dumps(value))
 
 
 def answer_grammar(
@@ -48,7 +65,7 @@ def forced_tools(asked: GrammarSpec | None, conversation: Conversation, tools: S
 
 
 def _calls(conversation: Conversation, wanted: Sequence[Tool], output: OutputFormat, names: FieldNames) -> GrammarSpec:
-    size = sum(len(json.dumps(tool.parameters)) for tool in wanted)
+    size = sum(json_size(tool.parameters, random_digits()) for tool in wanted)
     if size > MAX_SCHEMA_BYTES:
         message = f"the schemas of the tools have {size} bytes; at most {MAX_SCHEMA_BYTES} can be enforced at once"
         raise InputError(message, param="tools")

@@ -11,7 +11,6 @@ after its Last-Event-ID. A client whose peer died cannot know whether the mesh h
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from exo_mesh.api.core.reply_ids import SECRET_CHARS
+from exo_mesh.base.random_hex import random_digits
+from exo_mesh.domain.long_texts import json_parts
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
@@ -74,9 +75,11 @@ def idempotency_of(
         message = f"{LAST_EVENT} must be the id of an event of this answer, and the answer must be a single stream"
         raise InputError(message, param=LAST_EVENT)
     # the alias of a route without /v1 gives the same fingerprint
-    text = json.dumps([request.path.removeprefix("/v1"), asked()], sort_keys=True)
+    fingerprint = hashlib.sha256()
+    for part in json_parts([request.path.removeprefix("/v1"), asked()], random_digits(), sort_keys=True):
+        fingerprint.update(part.encode("utf-8", "surrogatepass"))
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),
-        hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
+        fingerprint.digest(),
         int(last or 0),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any
+from typing import Any, cast
 
 from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
+from exo_mesh.domain.long_texts import slices
 from exo_mesh.errors import InputError
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES
 
@@ -26,7 +27,7 @@ def image_of_url(url: Any, where: str) -> ImageInput:
             "(data:image/png;base64,...), because a node does not fetch addresses that a request names"
         )
         raise InputError(message, param=where)
-    return image_of_base64(url[found.end() :], where)
+    return image_of_base64(url, where, found.end())
 
 
 IMAGE_PARTS = ("image_url", "input_image")
@@ -47,16 +48,32 @@ def image_of_part(part: dict[str, Any], where: str) -> ImageInput:
     return image_of_url(url, f"{where}.image_url")
 
 
-def image_of_base64(text: Any, where: str) -> ImageInput:
-    """The image of a text in base64. Raises InputError."""
+def image_of_base64(text: Any, where: str, start: int = 0) -> ImageInput:
+    """The image of a text in base64 from a character on. Raises InputError."""
     if not isinstance(text, str):
         raise InputError(f"{where} is {show_json(text)}; it must be an image in base64", param=where)
     if len(text) > 2 * MAX_SOURCE_BYTES:
         raise InputError(f"{where} is longer than an image of {MAX_SOURCE_BYTES} bytes in base64", param=where)
     try:
-        data = base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\v\f"), validate=True)
+        data = _decoded(text, start)
     except (binascii.Error, ValueError) as exc:
         raise InputError(f"{where} is not valid base64", param=where) from exc
     if not data:
         raise InputError(f"{where} is empty", param=where)
     return ImageInput(data, where)
+
+
+def _decoded(text: str, start: int) -> bytes:
+    """The data of a text in base64 from a character on, decoded in parts. Raises ValueError."""
+    data, rest, is_ended = bytearray(), b"", False
+    for part in slices(text, start):
+        rest += part.encode("ascii").translate(None, b" \t\r\n\v\f")
+        if is_ended and rest:
+            raise binascii.Error("there is something behind its end")
+        end = len(rest) // 4 * 4
+        whole, rest = rest[:end], rest[end:]
+        data += base64.b64decode(whole, validate=True)
+        is_ended = is_ended or whole.endswith(b"=")
+    if rest:
+        raise binascii.Error("it is cut off")
+    return cast(bytes, data)  # a copy would double the memory of a large image

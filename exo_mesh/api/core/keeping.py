@@ -55,6 +55,8 @@ def cache_wish(rule: CacheRule | None, session: str | None, salt: str | None = N
 MAX_KEEP_S = 366 * 86400.0
 FOR_EVER = -1.0
 
+MAX_DURATION_CHARS = 100
+
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _DURATION = re.compile(rf"(-?)((?:{_PART.pattern})+)")
@@ -79,6 +81,8 @@ def keep_alive_s(given: float | str | None, param: str) -> float | None:
 
 
 def _seconds_of(text: str) -> float | None:
+    if len(text) > MAX_DURATION_CHARS:
+        return None
     if _NUMBER.fullmatch(text):
         return float(text)
     if (whole := _DURATION.fullmatch(text)) is None:

@@ -30,6 +30,7 @@ from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.service import Services
 from exo_mesh.rings.serving.choices import fan_out
+from exo_mesh.text.grammars import check_size
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
@@ -115,10 +116,13 @@ async def prepare(
         raise InputError(unable, param="model")
     text = await texts.of(services.models, entry)
     if entry.served is not None:
-        return _prepare_served(asked, asker, entry, text, await services.instances.context_limit(entry.name))
+        most = await services.instances.context_limit(entry.name)
+        return await texts.work(partial(_prepare_served, asked, asker, entry, text, most))
     _check_ids(list(asked.sampling.logit_bias), text, "logit_bias")
     _check_ids(asked.stop_ids, text, asked.names.stop_ids)
     limit = await services.instances.context_limit(entry.name)
+    if asked.grammar is not None:
+        check_size(asked.grammar, asked.names.grammar)
     if isinstance(asked.subject, Prompts):
         if asked.grammar is not None:
             await texts.check_grammar(asked.grammar, asked.names.grammar)
@@ -126,7 +130,7 @@ async def prepare(
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
         tokenizer_s = monotonic() - began
         prepared = _prepared(asked, asker, entry, text, encoded, asked.grammar)
-        prepared = _also_as_text(prepared, asked, entry, AnswerBridge(text, is_bare=True))
+        prepared = await _also_as_text(prepared, asked, entry, AnswerBridge(text, is_bare=True), texts)
         return replace(prepared, tokenizer_s=tokenizer_s)
     if not asked.subject.drops_oldest:
         return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
@@ -188,7 +192,7 @@ async def _prepare_conversation(
     )
     bridge = AnswerBridge(text, tools, starts_in_reasoning=starts_in_reasoning)
     return replace(
-        _also_as_text(prepared, asked, entry, bridge),
+        await _also_as_text(prepared, asked, entry, bridge, texts),
         output=text.output,
         tools=tools,
         parallel_calls=conversation.parallel_tool_calls,
@@ -216,14 +220,14 @@ def _prepare_served(
     return prepared
 
 
-def _also_as_text(
-    prepared: PreparedRequest, asked: NeutralRequest, entry: ModelEntry, bridge: AnswerBridge
+async def _also_as_text(
+    prepared: PreparedRequest, asked: NeutralRequest, entry: ModelEntry, bridge: AnswerBridge, texts: TextModels
 ) -> PreparedRequest:
     """The request with its text, if a model server can answer for the model and the text says all that was asked."""
     if not entry.stand_ins:
         return prepared
     try:
-        inputs = text_inputs(asked)
+        inputs = await texts.work(partial(text_inputs, asked))
     except InputError:
         return prepared
     choices = tuple(

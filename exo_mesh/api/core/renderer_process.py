@@ -22,6 +22,7 @@ from exo_mesh.text.template_wire import (
     Framed,
     RendererReady,
     TemplateRefused,
+    TemplateRendered,
     TokenizerPart,
     TokenizerRefused,
 )
@@ -131,7 +132,7 @@ class RendererProcess:
                             self._process.stdin.write(whole[start : start + PIPE_BYTES])
                             await self._process.stdin.drain()
                 answers = [await self._read()]
-                while isinstance(part := answers[-1], TokenizerPart) and not part.is_last:
+                while isinstance(part := answers[-1], TokenizerPart | TemplateRendered) and not part.is_last:
                     if len(answers) >= MAX_PARTS:
                         raise RendererLostError(f"outputs {MAX_PARTS} parts, which is too much")
                     answers.append(await self._read())

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.random_hex import random_digits
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.long_texts import LongTexts, slices
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.grammars import check_size
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES, DecodeImage, ImageDecoded, ImageRecipe
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
 from exo_mesh.text.template_wire import (
+    LENGTH,
     Answer,
     CheckGrammar,
     CompileTemplate,
     Framed,
+    GivenText,
     Question,
     RenderTemplate,
     TemplateCompiled,
@@ -41,27 +49,56 @@ MEMORY = ChildMemory(growth_bytes=512 << 20, kept_bytes=128 << 20)
 """The longest prompt needs a quarter of this growth."""
 
 LARGE_QUESTION = 1 << 18
-"""Characters or bytes from which on a question is encoded in a thread: 16 MB take 40 ms."""
+"""Characters from which on the question of a conversation is encoded in a thread."""
+
+DATA_PART = 3 << 14
+"""Bytes that are sent at a time; a multiple of three, so that their texts in base64 can be joined."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _FramedQuestion:
-    """A question as it is sent, and the key of its failure."""
+    """A question as it is sent, and the key of its failure. long: texts that are sent before it; data: bytes that are
+    sent instead of a long text."""
 
     framed: Framed
     key: bytes
+    long: LongTexts
+    data: bytes = b""
+
+    def parts(self) -> Iterator[Framed]:
+        """The messages of the question, made one by one."""
+        for start in range(0, len(self.data), DATA_PART):
+            yield frame(GivenText(b64encode(self.data[start : start + DATA_PART]).decode()))
+        for index in range(len(self.long)):
+            for part in slices(self.long[index]):
+                yield frame(GivenText(part, index))
+        yield self.framed
 
 
-async def _asked(question: Question, size: int = 0) -> _FramedQuestion:
-    """Encode a question. size: about how large it is. Raises UnicodeEncodeError for a lone surrogate."""
+def _framed(question: RenderTemplate) -> Framed:
+    """Encode a question with many messages one message at a time. Raises UnicodeEncodeError for a lone surrogate."""
+    place = random_digits()
+    framed = frame(msgspec.structs.replace(question, messages=[{place: 0}]))
+    head, tail = framed.split(f'{{"{place}":0}}'.encode())
+    for index, message in enumerate(question.messages):
+        head += b"," * (index > 0) + msgspec.json.encode(message)
+    head += tail
+    LENGTH.pack_into(head, 0, len(head) - LENGTH.size)
+    return head
 
-    def encode() -> _FramedQuestion:
-        framed = frame(question)
-        return _FramedQuestion(framed, hashlib.blake2b(framed, digest_size=16).digest())
 
-    return await asyncio.to_thread(encode) if size > LARGE_QUESTION else encode()
+def _asked(question: Question, long: LongTexts | None = None, data: bytes = b"") -> _FramedQuestion:
+    """Encode a question. It blocks for a long one. Raises UnicodeEncodeError for a lone surrogate."""
+    long = LongTexts("") if long is None else long
+    framed = _framed(question) if isinstance(question, RenderTemplate) else frame(question)
+    digest = hashlib.blake2b(framed, digest_size=16)
+    digest.update(data)
+    for index in range(len(long)):
+        for part in slices(long[index]):
+            digest.update(part.encode())
+    return _FramedQuestion(framed, digest.digest(), long, data)
 
 
 class TemplateRenderer:
@@ -72,6 +109,7 @@ class TemplateRenderer:
         self._limit_s = limit_s
         self._children = ChildProcesses("chat templates and grammars", MEMORY, clock)
         self._failures = RecentFailures()
+        self._mark = random_digits()  # always the same, so that the same question has the same key
 
     @property
     def pids(self) -> set[int]:
@@ -96,9 +134,7 @@ class TemplateRenderer:
         """Find what a template can do; returns it with its traits. variables: the special tokens of the model. A
         template that cannot be tried keeps the default traits. Raises NotReadyError and DeadlineError, as `compile`."""
         try:
-            answer = await self._answer(
-                template, await _asked(TryTemplate(template.digest, dict(variables), self._limit_s))
-            )
+            answer = await self._answer(template, _asked(TryTemplate(template.digest, dict(variables), self._limit_s)))
         except InputError as exc:
             _log.warning("%s: the chat template cannot be tried: %s", template.where, exc)
             return template
@@ -118,16 +154,18 @@ class TemplateRenderer:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the prompt. Raises InputError if the template refuses the messages or fails, else as `compile`."""
-        question = RenderTemplate(
-            template.digest,
-            list(messages),
-            add_generation_prompt,
-            continue_final_message,
-            dict(variables or {}),
-            self._limit_s,
-        )
+        long = LongTexts(self._mark)
+
+        def encode() -> _FramedQuestion:
+            names = long.out_of(dict(variables or {}))
+            said = long.out_of(list(messages))
+            flags = add_generation_prompt, continue_final_message
+            mark = long.mark if len(long) else ""
+            return _asked(RenderTemplate(template.digest, said, *flags, names, self._limit_s, mark), long)
+
         try:
-            asked = await _asked(question, sum(len(message.get("content") or "") for message in messages))
+            is_large = sum(len(message.get("content") or "") for message in messages) > LARGE_QUESTION
+            asked = await asyncio.to_thread(encode) if is_large else encode()
         except UnicodeEncodeError as exc:
             raise InputError("the text contains a lone surrogate (U+D800 to U+DFFF)", param="messages") from exc
         self._failures.recall(asked.key)
@@ -143,7 +181,7 @@ class TemplateRenderer:
         Only one grammar is checked at a time, so a hostile one occupies one process for at most the time limit.
         """
         check_size(spec, param)
-        asked = await _asked(CheckGrammar(spec.kind, spec.text, param, self._limit_s), len(spec.text))
+        asked = _asked(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
         self._failures.recall(asked.key)
         async with self._children.lend("grammar") as process:
             self._failures.recall(asked.key)  # the same grammar may have failed while this one waited
@@ -169,11 +207,12 @@ class TemplateRenderer:
         if len(data) > MAX_SOURCE_BYTES:
             text = f"{where} has {len(data)} bytes; at most {MAX_SOURCE_BYTES} are allowed for one image"
             raise InputError(text, param=where)
-        asked = await _asked(DecodeImage(data, recipe, where, self._limit_s), len(data))
+        question = DecodeImage(b"", recipe, where, self._limit_s)
+        asked = await asyncio.to_thread(partial(_asked, question, data=data))
         self._failures.recall(asked.key)
         async with self._children.lend("image") as process:
             try:
-                answer = await process.ask(asked.framed, self._limit_s + KILL_GRACE_S)
+                (answer,) = await process.ask_in_parts(asked.parts(), self._limit_s + KILL_GRACE_S)
             except RendererLostError as exc:
                 raise self._noted(asked, f"{where}: the image {exc}", where) from exc
         if isinstance(answer, TemplateRefused):
@@ -193,7 +232,7 @@ class TemplateRenderer:
         """Compile a template in this process; returns the names that it reads. Raises ModelError, RendererLostError."""
         try:
             question = frame(CompileTemplate(template.digest, template.source, template.where, self._limit_s))
-            answer = await self._ask(process, question, template)
+            answer = await self._ask(process, [question], template)
         except UnicodeEncodeError as exc:
             raise ModelError(f"{template.where}: the chat template contains a lone surrogate") from exc
         if isinstance(answer, TemplateRefused):
@@ -207,17 +246,20 @@ class TemplateRenderer:
         async with self._children.lend(template.digest) as process:
             self._failures.recall(asked.key)  # the same question may have failed while this one waited
             try:
-                answer = await self._ask(process, asked.framed, template)
+                answer = await self._ask(process, asked.parts(), template)
                 if isinstance(answer, TemplateUnknown):
                     await self._compile(process, template)
-                    answer = await self._ask(process, asked.framed, template)
+                    answer = await self._ask(process, asked.parts(), template)
             except RendererLostError as exc:
                 raise self._noted(asked, f"the model's chat template {exc}", "messages") from exc
         return answer
 
-    async def _ask(self, process: RendererProcess, question: Framed, template: ChatTemplate) -> Answer:
+    async def _ask(self, process: RendererProcess, question: Iterable[Framed], template: ChatTemplate) -> Answer:
         try:
-            return await process.ask(question, self._limit_s + KILL_GRACE_S)
+            answers = await process.ask_in_parts(question, self._limit_s + KILL_GRACE_S)
         except RendererLostError as exc:
             _log.warning("%s: the chat template %s; its renderer process was killed", template.where, exc)
             raise
+        if isinstance(last := answers[-1], TemplateRendered) and len(answers) > 1:
+            return TemplateRendered("".join(part.text for part in answers if isinstance(part, TemplateRendered)))
+        return last

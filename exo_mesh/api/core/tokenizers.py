@@ -20,6 +20,7 @@ from typing import Any
 from exo_mesh.api.core.child_processes import WAIT_LIMIT_S, ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.domain.long_texts import slices
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template_wire import (
@@ -51,9 +52,6 @@ CHARACTERS_PER_S = 500_000
 
 MAX_LIMIT_S = 25.0
 """Longest time limit; a request waits no longer for its text."""
-
-PART_CHARACTERS = 1 << 18
-"""Characters of a text that are sent at a time; the node does other work between two parts."""
 
 LONG_TEXT = 1 << 20
 """A text of more characters is at fault itself if a tokenizer exceeds its limits with it."""
@@ -153,6 +151,6 @@ class FarTokenizers:
 
 def _framed(question: UseTokenizer, text: str) -> Iterator[Framed]:
     """The messages of a question, made one by one. Raises UnicodeEncodeError for a lone surrogate."""
-    for start in range(0, len(text), PART_CHARACTERS):
-        yield frame(GivenText(text[start : start + PART_CHARACTERS]))
+    for part in slices(text):
+        yield frame(GivenText(part))
     yield frame(question)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_as
+from exo_mesh.api.body import read_as, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import choose_model
@@ -29,6 +29,8 @@ from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.rings.placing.spec import InstanceSpec
+
+G = TypeVar("G", bound=OllamaGenerationBody)
 
 _DELIVERY = ("stream", "keep_alive")
 """Fields that do not change the answer, only its delivery."""
@@ -62,14 +64,14 @@ class OllamaGenerationRoutes:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /api/chat: answer a conversation; without messages, load or unload the model."""
-        made = await self._wanted(request, _read_chat, "ollama_chat")
+        made = await self._wanted(request, OllamaChatBody, _chat, "ollama_chat")
         if isinstance(made, WantedAnswer):
             return await self._answering.answer(request, made)
         return json_response(OllamaChat(message=OllamaAnswerMessage(), **await self._loaded(request, made)))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """POST /api/generate: answer a prompt; without a prompt, load or unload the model."""
-        made = await self._wanted(request, _read_generate, "ollama_generate")
+        made = await self._wanted(request, OllamaGenerateBody, _generate, "ollama_generate")
         if isinstance(made, WantedAnswer):
             return await self._answering.answer(request, made)
         return json_response(OllamaGenerated(response="", **await self._loaded(request, made)))
@@ -77,13 +79,17 @@ class OllamaGenerationRoutes:
     async def _wanted(
         self,
         request: web.Request,
-        read: Callable[[bytes], tuple[OllamaGenerationBody, NeutralRequest, bool]],
+        kind: type[G],
+        neutral: Callable[[G], tuple[NeutralRequest, bool]],
         dialect: OllamaDialect,
     ) -> WantedAnswer | OllamaGenerationBody:
-        """What a body asks for; the body itself if it only loads or unloads a model. read: returns the body, its
-        request, and whether it wants an answer."""
+        """What a body asks for; the body itself if it only loads or unloads a model. neutral: returns the request, and
+        whether it wants an answer."""
         began = monotonic()
-        body, asked, has_prompt = await read_as(request, self._context.options.body_silence_s, read)
+        decode = partial(decode_ollama_body, kind=kind)
+        body = await read_as(request, self._context.options.body_silence_s, decode)
+        # apart from the decoding, because the bytes of the body are free by now
+        asked, has_prompt = await run_apart(request, lambda: neutral(body))
         if not has_prompt:
             return body
         if body.think:
@@ -133,14 +139,12 @@ class OllamaGenerationRoutes:
         return await find_model(self._models, chosen, may_download=request[CALLER].may_download)
 
 
-def _read_chat(received: bytes) -> tuple[OllamaGenerationBody, NeutralRequest, bool]:
-    body = decode_ollama_body(received, OllamaChatBody)
-    return body, neutral_chat(body), bool(body.messages)
+def _chat(body: OllamaChatBody) -> tuple[NeutralRequest, bool]:
+    return neutral_chat(body), bool(body.messages)
 
 
-def _read_generate(received: bytes) -> tuple[OllamaGenerationBody, NeutralRequest, bool]:
-    body = decode_ollama_body(received, OllamaGenerateBody)
-    return body, neutral_generate(body), bool(body.prompt)
+def _generate(body: OllamaGenerateBody) -> tuple[NeutralRequest, bool]:
+    return neutral_generate(body), bool(body.prompt)
 
 
 def _identity(body: OllamaGenerationBody) -> dict[str, Any]:

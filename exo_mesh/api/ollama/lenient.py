@@ -55,7 +55,7 @@ def decode_ollama_body(body: bytes, kind: type[B]) -> B:
 
     Ollama reads any Content-Type, and an empty body as {}.
     """
-    return decode_body(body if body.strip() else b"{}", kind, {kind: IN_BODIES, **_INSIDE})
+    return decode_body(b"{}" if not body or body.isspace() else body, kind, {kind: IN_BODIES, **_INSIDE})
 
 
 def shown_options(options: Mapping[str, Any]) -> str:

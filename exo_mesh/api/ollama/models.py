@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from aiohttp import web
 
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.download_routes import MAX_MODEL_CHARS
 from exo_mesh.api.errors import json_response, plain_error
@@ -22,7 +23,7 @@ from exo_mesh.api.ollama.describing import (
     model_info_of,
     running_model,
 )
-from exo_mesh.api.ollama.lenient import decode_ollama_body, shown_options
+from exo_mesh.api.ollama.lenient import B, decode_ollama_body, shown_options
 from exo_mesh.api.ollama.lines import LINES, line_frame
 from exo_mesh.api.ollama.objects import OllamaError, OllamaModels, OllamaProgress, OllamaShown, OllamaVersion
 from exo_mesh.api.ollama.pulling import PullFollower, PullPhase
@@ -111,7 +112,7 @@ class OllamaModelRoutes:
 
     async def show(self, request: web.Request) -> web.Response:
         """POST /api/show: one model, its template and its sampling defaults."""
-        name = await self._named(request, decode_ollama_body(await self._read(request), OllamaShowBody))
+        name = await self._named(request, await self._read(request, OllamaShowBody))
         entry = await self._models.named(name)
         text = await self._context.texts.of(self._models, entry)
         defaults = text.defaults
@@ -136,7 +137,7 @@ class OllamaModelRoutes:
 
     async def pull(self, request: web.Request) -> web.StreamResponse:
         """POST /api/pull: download each peer's share of a model. The download continues if the client hangs up."""
-        body = decode_ollama_body(await self._read(request), OllamaPullBody)
+        body = await self._read(request, OllamaPullBody)
         asked = await self._named(request, body)
         before = self._models.downloads()
         started = await self._models.start_download(asked)
@@ -170,7 +171,7 @@ class OllamaModelRoutes:
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /api/delete: delete the files of a model at all peers."""
-        name = await self._named(request, decode_ollama_body(await self._read(request), OllamaNamedBody))
+        name = await self._named(request, await self._read(request, OllamaNamedBody))
         entry = await self._models.named(name)
         if not await self._models.delete(entry.name):
             return plain_error("model_not_found", f"no peer has files of {entry.name} that it may delete", "model")
@@ -195,8 +196,8 @@ class OllamaModelRoutes:
             raise InputError(message, param="model")
         return await named_model(request, self._models, name)
 
-    async def _read(self, request: web.Request) -> bytes:
-        return await read_body(request, self._context.options.body_silence_s)
+    async def _read(self, request: web.Request, kind: type[B]) -> B:
+        return await read_as(request, self._context.options.body_silence_s, partial(decode_ollama_body, kind=kind))
 
 
 def _both(path: str) -> tuple[str, str]:

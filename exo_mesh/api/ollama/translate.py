@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from exo_mesh.api.core.checks import check_num_tools, check_range, check_stops, repetition_of, stop_strings
 from exo_mesh.api.core.conversation import without_empty_ending
+from exo_mesh.api.core.grammar import grammar_of
 from exo_mesh.api.core.keeping import keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -152,7 +152,7 @@ def _grammar(wanted: str | dict[str, Any] | None) -> GrammarSpec | None:
     if wanted is None or wanted == "":
         return None
     if isinstance(wanted, dict):
-        return GrammarSpec("json_schema", json.dumps(wanted))
+        return grammar_of("json_schema", wanted, "format")
     if wanted != "json":
         raise InputError(f'format is {show_json(wanted)}; it must be "json" or a JSON schema', param="format")
     return GrammarSpec("json_schema", '{"type": "object"}')

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_as
+from exo_mesh.api.body import read_as, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.preparing import PreparedRequest
@@ -111,22 +111,23 @@ class OpenAIRoutes:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        return await self._answering.answer(request, await self._read(request, _wanted_chat))
+        return await self._answering.answer(request, await self._read(request, ChatBody, neutral_chat, "chat"))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        return await self._answering.answer(request, await self._read(request, _wanted_completion))
+        wanted = await self._read(request, CompletionBody, neutral_completion, "completion")
+        return await self._answering.answer(request, wanted)
 
     async def timed_chat(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/chat/completions: the same request as /v1/chat/completions, always traced and not streamed."""
         timing = _Timing(self._inspection, request[CALLER].limited_to)
-        wanted = await self._read(request, partial(_wanted_chat, is_timed=True))
+        wanted = await self._read(request, ChatBody, neutral_chat, "chat", is_timed=True)
         return await self._answering.answer(request, wanted, timing)
 
     async def timed_completion(self, request: web.Request) -> web.StreamResponse:
         """POST /bench/completions: the same for a bare prompt."""
         timing = _Timing(self._inspection, request[CALLER].limited_to)
-        wanted = await self._read(request, partial(_wanted_completion, is_timed=True))
+        wanted = await self._read(request, CompletionBody, neutral_completion, "completion", is_timed=True)
         return await self._answering.answer(request, wanted, timing)
 
     async def cancel(self, request: web.Request) -> web.Response:
@@ -136,18 +137,19 @@ class OpenAIRoutes:
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 
-    async def _read(self, request: web.Request, wanted_of: Callable[[bytes], WantedAnswer]) -> WantedAnswer:
-        return await read_as(request, self._context.options.body_silence_s, wanted_of)
-
-
-def _wanted_chat(received: bytes, *, is_timed: bool = False) -> WantedAnswer:
-    body = _checked(received, ChatBody, is_timed=is_timed)
-    return _wanted(body, neutral_chat(body), "chat")
-
-
-def _wanted_completion(received: bytes, *, is_timed: bool = False) -> WantedAnswer:
-    body = _checked(received, CompletionBody, is_timed=is_timed)
-    return _wanted(body, neutral_completion(body), "completion")
+    async def _read(
+        self,
+        request: web.Request,
+        kind: type[G],
+        neutral: Callable[[G], NeutralRequest],
+        dialect: OpenAIDialect,
+        *,
+        is_timed: bool = False,
+    ) -> WantedAnswer:
+        decode = partial(_checked, kind=kind, is_timed=is_timed)
+        body = await read_as(request, self._context.options.body_silence_s, decode)
+        # apart from the decoding, because the bytes of the body are free by now
+        return await run_apart(request, lambda: _wanted(body, neutral(body), dialect))
 
 
 def _checked(received: bytes, kind: type[G], *, is_timed: bool) -> G:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
 from exo_mesh.api.core.checks import first_given, repetition_of, stop_strings, token_ids_of
+from exo_mesh.api.core.grammar import grammar_of
 from exo_mesh.api.core.keeping import cache_wish, keep_alive_s
 from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import (
@@ -37,7 +37,7 @@ from exo_mesh.api.openai.schema import (
     ToolBody,
 )
 from exo_mesh.base.printable import counted
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
@@ -229,10 +229,10 @@ def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tu
             (_of_response_format(response_format), "response_format"),
             (_of_grammar(body.grammar), "grammar"),
             (_of_structured(body.structured_outputs), "structured_outputs"),
-            (_guided("json_schema", body.guided_json or None), "guided_json"),
-            (_guided("regex", body.guided_regex or None), "guided_regex"),
-            (_guided("choice", body.guided_choice or None), "guided_choice"),
-            (_guided("lark", body.guided_grammar or None), "guided_grammar"),
+            (_guided("json_schema", body.guided_json or None, "guided_json"), "guided_json"),
+            (_guided("regex", body.guided_regex or None, "guided_regex"), "guided_regex"),
+            (_guided("choice", body.guided_choice or None, "guided_choice"), "guided_choice"),
+            (_guided("lark", body.guided_grammar or None, "guided_grammar"), "guided_grammar"),
         )
         if spec is not None
     ]
@@ -255,12 +255,12 @@ def _of_response_format(wanted: ResponseFormat | None) -> GrammarSpec | None:
         message = "response_format.json_schema and response_format.schema are one field: send only one of them"
         raise InputError(message, param="response_format.schema")
     if wanted.type == "json_object":
-        return _guided("json_schema", bare or (named and named.schema) or {"type": "object"})
+        return _guided("json_schema", bare or (named and named.schema) or {"type": "object"}, "response_format")
     if named is not None:
-        return _guided("json_schema", named.schema or {})
+        return _guided("json_schema", named.schema or {}, given)
     if wanted.schema is None:
         raise InputError("response_format.json_schema: this field is required", param="response_format.json_schema")
-    return _guided("json_schema", bare or {})
+    return _guided("json_schema", bare or {}, given)
 
 
 def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:
@@ -269,7 +269,7 @@ def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:
     if isinstance(wanted, str):
         message = 'grammar must be an object such as {"type": "lark", "value": "start: …"}; GBNF is not supported'
         raise InputError(message, param="grammar")
-    return _guided(wanted.type, wanted.value)
+    return _guided(wanted.type, wanted.value, "grammar")
 
 
 def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
@@ -278,11 +278,11 @@ def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     given = [
         spec
         for spec in (
-            _guided("json_schema", wanted.json or None),
-            _guided("regex", wanted.regex or None),
-            _guided("choice", wanted.choice or None),
-            _guided("lark", wanted.grammar or None),
-            _guided("json_schema", {"type": "object"} if wanted.json_object else None),
+            _guided("json_schema", wanted.json or None, "structured_outputs"),
+            _guided("regex", wanted.regex or None, "structured_outputs"),
+            _guided("choice", wanted.choice or None, "structured_outputs"),
+            _guided("lark", wanted.grammar or None, "structured_outputs"),
+            _guided("json_schema", {"type": "object"} if wanted.json_object else None, "structured_outputs"),
         )
         if spec is not None
     ]
@@ -292,11 +292,9 @@ def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
     return given[0] if given else None
 
 
-def _guided(kind: Any, value: Any) -> GrammarSpec | None:
-    """The grammar of this kind; None without a value. A value other than a string becomes JSON text."""
-    if value is None:
-        return None
-    return GrammarSpec(kind, value if isinstance(value, str) else json.dumps(value))
+def _guided(kind: GrammarKind, value: Any, param: str) -> GrammarSpec | None:
+    """The grammar of this kind; None without a value."""
+    return None if value is None else grammar_of(kind, value, param)
 
 
 def _names(grammar: str) -> FieldNames:

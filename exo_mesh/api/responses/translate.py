@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.api.core.checks import check_range, check_stops, stop_strings
+from exo_mesh.api.core.grammar import grammar_of
 from exo_mesh.api.core.keeping import cache_wish, keep_alive_s
 from exo_mesh.api.core.neutral_fields import refuse_unless, show_json
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, SamplingWish, Thinking, Turn
@@ -154,7 +155,7 @@ def _grammar(form: TextForm | None) -> GrammarSpec | None:
         return GrammarSpec("json_schema", '{"type": "object"}')
     if form.schema is None:
         raise InputError("text.format.schema: this field is required", param="text.format.schema")
-    return GrammarSpec("json_schema", json.dumps(form.schema))
+    return grammar_of("json_schema", form.schema, "text.format.schema")
 
 
 def repeated_fields(body: ResponsesBody, temperature: float, top_p: float, *, is_stored: bool) -> dict[str, Any]:

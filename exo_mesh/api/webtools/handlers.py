@@ -5,11 +5,13 @@ They serve programs that run the tool calls of a model. Nothing that they fetch 
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.body import read_body
+from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import T, decode_body
 from exo_mesh.api.errors import json_response
@@ -159,7 +161,7 @@ class WebToolRoutes:
             )
         if not self._options.is_on:
             raise WebToolsOffError("the web tools are off; start this node with --web-tools")
-        return decode_body(await read_body(request, self._body_silence_s), kind)
+        return await read_as(request, self._body_silence_s, partial(decode_body, kind=kind))
 
     async def _read(self, page: FetchedPage, max_chars: int) -> PageAnswer:
         return await self._readers.read(page.body, PageQuestion(page.content_type in _HTML, page.charset, max_chars))

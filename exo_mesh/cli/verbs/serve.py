@@ -37,6 +37,10 @@ from exo_mesh.wire.grpc_environment import QUICK_POLLING
 STOP_DEADLINE_S = 4.5
 """Once the streams have finished, the process ends within 5 s even if a part of the node hangs."""
 
+SWITCH_S = 0.0005
+"""Longest time that a thread runs Python code while the event loop waits for the interpreter. An answer takes several
+turns of the loop, and with Python's default of 5 ms each would wait that long while a thread reads a large body."""
+
 OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Keeps the engines' libraries from downloading: runners inherit it. The node itself then fetches from peers only."""
 
@@ -132,6 +136,7 @@ async def _serve(
         from exo_mesh.wire.channels import keep_poller
 
     rare_full_collections()
+    sys.setswitchinterval(SWITCH_S)
     await keep_poller()
     stop = _StopSignal(screen)
     stop.listen(watch_stdin=watch_stdin)

@@ -1,8 +1,8 @@
 """Checks fetched parts of model files against the digests of the whole files, and says which are not checked yet.
 
-A file that is whole is checked as it is completed. Of a file that is fetched in parts, no node has all bytes; a node
-hashes its own and reads the others' from the peers that have them. In a closed mesh one member of a ring does that for
-all. A stage waits for the check as long as its download took.
+A file that is whole is checked as it is completed, and again once another program has changed it. Of a file that is
+fetched in parts, no node has all bytes; a node hashes its own and reads the others' from the peers that have them. In a
+closed mesh one member of a ring does that for all. A stage waits for the check as long as its download took.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.base.tasks import TaskOwner
-from exo_mesh.domain.spans import num_bytes
+from exo_mesh.domain.spans import covers, num_bytes
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
@@ -166,7 +166,8 @@ class FileChecks:
         others = [(peer, one) for peer, one in await self._sources.holdings(model) if one.digest == own.digest]
         others.sort(key=lambda other: other[0].id not in members)
         used = [*(self._sources.source(peer) for peer, _ in others), *self._sources.hub(own)]
-        if not used or not files:
+        is_whole = all(covers(own.present.get(file, ()), ((0, own.files[file].size),)) for file in files)
+        if not files or not (used or is_whole):  # a whole file needs no source, unless it is wrong
             return tuple(files)
         verify = await self._verifier(model, used, uses_hub=uses_hub)
         if not self._sources.trusts_peers:

@@ -19,7 +19,15 @@ from pathlib import Path
 
 from exo_mesh.domain.spans import Digests, Pieces, Span, Spans, common, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError
-from exo_mesh.weights.fetched import FetchedFile, Manifest, open_own_file, part_of, read_manifest, write_manifest
+from exo_mesh.weights.fetched import (
+    FetchedFile,
+    Manifest,
+    open_own_file,
+    part_of,
+    read_manifest,
+    stamp_of,
+    write_manifest,
+)
 from exo_mesh.weights.model_files import label
 
 LOCK_FILE = "exo-mesh.lock"
@@ -170,6 +178,7 @@ class ModelWriter:
                     for name, spans in self._flushing.items():
                         file = self.manifest.files[name]
                         file.present = list(merged((*file.present, *spans)))
+                        file.stamp = file.stamp and stamp_of(self.model_dir, name)
                     self._flushing = {}
                 write_manifest(self.model_dir, self.manifest)
             except OSError as exc:
@@ -187,12 +196,23 @@ class ModelWriter:
         def note(file: FetchedFile) -> None:
             file.verified = list(merged((*file.verified, *spans)))
             file.pieces = pieces or file.pieces
+            file.stamp = stamp_of(self.model_dir, name)
 
         self._change_file(name, note)
+        file = self.manifest.files[name]
+        if file.is_whole and not file.is_unverified and part_of(self.model_dir, name).exists():
+            self._change_file(name, lambda file: setattr(file, "is_checked", bool(file.sha256)))
+            try:
+                _take_name(self.model_dir, name)
+            except OSError as exc:
+                raise self._refused(exc) from exc
 
     def drop(self, name: str, spans: Spans) -> None:
         """Forgets bytes that are wrong: they count as missing from now on. Raises DiskError."""
         self.sync()
+
+        with self._syncing:
+            _give_name_back(self.model_dir, name)
 
         def forget(file: FetchedFile) -> None:
             file.present = list(minus(tuple(file.present), spans))
@@ -245,6 +265,7 @@ class ModelWriter:
                 with self._syncing:
                     with self._changed:
                         file.is_checked = is_right and bool(file.sha256)
+                        file.stamp = stamp_of(self.model_dir, name) if is_right else ()
                         if not is_right:
                             file.present, file.verified = [], []
                     write_manifest(self.model_dir, self.manifest)
@@ -266,6 +287,7 @@ class ModelWriter:
     def _descriptor(self, name: str) -> int:
         with self._changed:
             if name not in self._descriptors:
+                _give_name_back(self.model_dir, name)
                 self._descriptors[name] = open_own_file(part_of(self.model_dir, name))
             return self._descriptors[name]
 
@@ -299,6 +321,8 @@ class ModelWriter:
         return manifest
 
     def _recover(self, name: str, file: FetchedFile) -> None:
+        if file.is_altered_in(self.model_dir, name):
+            file.is_checked, file.verified, file.stamp = False, [], ()
         whole, part = self.model_dir / name, part_of(self.model_dir, name)
         if part.is_symlink():
             part.unlink()  # the author of the model may have put the link there; never write through it
@@ -391,6 +415,13 @@ def new_manifest(name: str, repo: str, revision: str, files: Mapping[str, tuple[
 def _take_name(model_dir: Path, name: str) -> None:
     part_of(model_dir, name).replace(model_dir / name)
     sync_directory(model_dir)
+
+
+def _give_name_back(model_dir: Path, name: str) -> None:
+    """Makes a whole file a part again, because some of its bytes are wrong."""
+    if not part_of(model_dir, name).exists() and (model_dir / name).exists():
+        (model_dir / name).replace(part_of(model_dir, name))
+        sync_directory(model_dir)
 
 
 def _full(name: str, why: str) -> DiskError:

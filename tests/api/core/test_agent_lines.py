@@ -59,3 +59,10 @@ def test_nothing_moves_where_the_client_marks_cache_positions() -> None:
 def test_only_a_first_message_of_the_system_is_looked_at() -> None:
     turns = (replace(USER, text="Today's date: 1\nHi"), system("Today's date: 1\nx"))
     assert with_agent_lines_last(turns) == turns
+
+
+@pytest.mark.parametrize("line", [" ", "- ", "x-", "x-billing-header", "the current "])
+def test_a_line_of_a_megabyte_takes_no_time_worth_mentioning(line: str) -> None:
+    """With a pattern that backtracks, this test does not end."""
+    turns = (system(line * 1_000_000 + "\nbe brief"), USER)
+    assert with_agent_lines_last(turns) == turns

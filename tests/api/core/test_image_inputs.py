@@ -19,6 +19,7 @@ from exo_mesh.api.ollama.translate import neutral_generate
 from exo_mesh.api.openai.messages import turns_of as of_openai
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.api.responses.turns import turns_of as of_responses
+from exo_mesh.domain.long_texts import SLICE
 from exo_mesh.errors import InputError
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.text_guard import TextGuard
@@ -91,6 +92,16 @@ def test_any_other_address_of_an_image_is_refused_with_the_reason(url: Any, word
     with pytest.raises(InputError, match=words) as caught:
         image_of_url(url, "x.url")
     assert caught.value.param == "x.url"
+
+
+def test_a_long_text_in_base64_is_decoded_as_a_whole() -> None:
+    for size in (SLICE, 3 * SLICE + 1, 3 * SLICE + 2):
+        data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        assert image_of_base64(base64.b64encode(data).decode(), "x").data == data
+        assert image_of_base64(base64.encodebytes(data).decode(), "x").data == data
+        for wrong in ("QQ==" + "QUJD" * size, "QUJD" * size + "QQ", "QUJD" * size + "?", "QUJD" * size + "é"):
+            with pytest.raises(InputError, match="not valid base64"):
+                image_of_base64(wrong, "x")
 
 
 def test_a_huge_text_is_refused_before_it_is_decoded() -> None:

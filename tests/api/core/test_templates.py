@@ -22,6 +22,7 @@ from exo_mesh.api.core.renderer_process import RendererLostError, RendererProces
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.base.tasks import Watchdog
+from exo_mesh.domain import long_texts
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import KEPT_S, RecentFailures
@@ -84,6 +85,29 @@ async def test_what_a_template_is_given_and_what_it_makes(renderer: TemplateRend
     content = "grüße 日本 🙂 \x00\n" * 30_000
     text = await renderer.render(compiled, [{"role": "user", "content": content}], variables=variables)
     assert text == f"{10**30}{content}<s>"
+
+
+async def test_long_texts_reach_a_template_from_any_place(renderer: TemplateRenderer) -> None:
+    source = (
+        "{{ messages[0].content }}{{ messages[0].parts[1] }}{{ notes.a }}{% for name in notes %}{{ name }}{% endfor %}"
+    )
+    compiled = await renderer.compile(template(source))
+    first, second, third, name = ("".join((char, "x" * long_texts.LONG)) for char in "abcd")
+    message = {"role": "user", "content": first, "parts": ["-", second]}
+    text = await renderer.render(compiled, [message], variables={"notes": {"a": third, name: ""}})
+    assert text == first + second + third + "a" + name
+
+
+async def test_a_lone_surrogate_behind_a_long_text_is_a_refusal_and_the_process_goes_on(
+    renderer: TemplateRenderer,
+) -> None:
+    compiled = await renderer.compile(template(r"{{ messages[0].content }}{{ '\ud83d' }}{{ messages[0].content }}"))
+    pid = next(iter(renderer.pids))
+    for _ in range(2):
+        with pytest.raises(InputError, match="lone surrogate"):
+            await renderer.render(compiled, [{"role": "user", "content": "x" * long_texts.LONG}])
+    assert await renderer.render(template(GREETING), HI) == "<user>Hi"
+    assert renderer.pids == {pid}
 
 
 async def test_a_template_is_sent_to_each_process_once_and_again_after_it_was_forgotten(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -276,3 +277,79 @@ def test_an_open_mesh_takes_no_peers_word(tmp_path: Path, executor: ThreadPoolEx
     found = check(tmp_path / "m", executor, [Holder("liar", pieces=lie, wrong=[20_000]), Holder("")], [20_000])
     assert (found.outcome, found.named) == (REPAIRED, [FILE])
     assert all(found.here[start:stop] == CONTENT[start:stop] for start, stop in HERE)
+
+
+def whole_file(directory: Path) -> Path:
+    """A model that was fetched and checked."""
+    directory.mkdir()
+    make_part(part_of(directory, FILE), SIZE)
+    write_manifest(directory, new_manifest("m", "", "", {FILE: (SIZE, DIGEST)}))
+    with Writers().opened(directory) as writer:
+        writer.write(FILE, 0, memoryview(CONTENT))
+        assert writer.finish(FILE, lambda: None)
+    return directory / FILE
+
+
+def checked_again(directory: Path, executor: ThreadPoolExecutor, *sources: Holder) -> str:
+    used = [UsedSource(one.peer, lambda one=one: one) for one in sources]  # type: ignore[misc]
+    with Writers().opened(directory) as writer:
+        assert writer.manifest.files[FILE].is_unverified
+        try:
+            return FileCheck(writer, FILE, used, Context(executor, DutyCycle()), HubBudget(0)).run(lambda file: None)
+        except FetchError as exc:
+            return str(exc)
+
+
+def is_unverified(directory: Path) -> bool:
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    return manifest.files[FILE].is_unverified_in(directory, FILE)
+
+
+def changed(file: Path, positions: Sequence[int]) -> None:
+    before = file.stat()
+    with file.open("r+b") as stream:
+        stream.write(altered(CONTENT, positions))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # some file systems count in seconds
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [((), RIGHT), ((30_000,), REPAIRED)])
+def test_a_whole_file_that_another_program_has_changed_is_checked_again(
+    tmp_path: Path, executor: ThreadPoolExecutor, wrong: Sequence[int], outcome: str
+) -> None:
+    file = whole_file(tmp_path / "m")
+    assert not is_unverified(tmp_path / "m")
+    changed(file, wrong)
+    assert is_unverified(tmp_path / "m")
+    assert checked_again(tmp_path / "m", executor, *([Holder("a")] if wrong else [])) == outcome
+    assert file.read_bytes() == CONTENT
+    assert not is_unverified(tmp_path / "m")
+
+
+def test_wrong_bytes_of_a_whole_file_stay_unverified_where_nobody_has_the_right_ones(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    changed(whole_file(tmp_path / "m"), (30_000,))
+    assert "no second source" in checked_again(tmp_path / "m", executor)
+    assert is_unverified(tmp_path / "m")
+
+
+def test_a_file_that_was_replaced_by_one_of_the_same_time_is_another_file(tmp_path: Path) -> None:
+    file = whole_file(tmp_path / "m")
+    before, other = file.stat(), tmp_path / "other"
+    other.write_bytes(altered(CONTENT, (1,)))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+    assert is_unverified(tmp_path / "m")
+
+
+def test_parts_stay_verified_while_their_own_fetcher_adds_others(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    assert check(tmp_path / "m", executor, [Holder("a", REST)]).outcome == RIGHT
+    with Writers().opened(tmp_path / "m") as writer:
+        writer.write(FILE, 40_000, memoryview(CONTENT[40_000:41_000]))
+    manifest = read_manifest(tmp_path / "m")
+    assert manifest is not None
+    assert not manifest.files[FILE].is_altered_in(tmp_path / "m", FILE)
+    changed(part_of(tmp_path / "m", FILE), (10_000,))
+    with Writers().opened(tmp_path / "m") as writer:
+        assert not writer.manifest.files[FILE].verified

@@ -38,8 +38,8 @@ def _why_not(model_dir: Path) -> str:
         manifest = read_manifest(model_dir)
     except ModelError as exc:
         return str(exc)
-    files = manifest.files.values() if manifest is not None else ()
-    if any(file.sha256 and file.is_unverified for file in files):
+    files = manifest.files.items() if manifest is not None else ()
+    if any(file.sha256 and file.is_unverified_in(model_dir, name) for name, file in files):
         return "the weights are not compared with the digests of their files yet"
     return ""
 
