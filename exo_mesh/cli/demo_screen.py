@@ -11,12 +11,15 @@ from rich.text import Text
 
 from exo_mesh.base.printable import cells, counted, padded
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
+from exo_mesh.cli.screen import FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.cli.verbs.chat.answer import ask
 
 _MAX_TOKENS = 256
 """A bound for engines that compute nonsense; the demo model itself stops much earlier."""
+
+_WIDTH = 32
+"""Most blocks in the line of a stage: a block for some layers of a deep model, or some blocks for a layer."""
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 
@@ -40,20 +43,20 @@ class DemoScreen:
         width = min(self._console.width, 78)
         self._console.print(Panel(ring_picture(instance["stages"], names), title=title, width=width))
 
-    def answer(self, client: ApiClient, question: str) -> None:
+    def answer(self, client: ApiClient, model: str, question: str) -> None:
         """Asks the question and shows the tokens as they arrive."""
         self._console.print(Text.assemble(("you    ", "bold"), question))
         self._console.print(Text("model  ", style="bold"), end="")
         messages = [{"role": "user", "content": question}]
-        answer = ask(client, DEMO_MODEL, messages, {"temperature": 0, "max_tokens": _MAX_TOKENS}, self._piece)
+        answer = ask(client, model, messages, {"temperature": 0, "max_tokens": _MAX_TOKENS}, self._piece)
         self._console.print(Text(f"\n       {answer.timing()}", style="dim"))
 
-    def serving(self, api_urls: list[str]) -> None:
+    def serving(self, api_urls: list[str], model: str) -> None:
         """Shows the addresses of the API and a curl command."""
         self._console.print(f"\nThe mesh is up. OpenAI-style API: [bold]{api_urls[0]}/v1[/bold]")
         if api_urls[1:]:
             self._console.print(f"Every peer answers for every model: {', '.join(api_urls[1:])} too.")
-        print(curl_line(api_urls[0], DEMO_MODEL, FIRST_QUESTION), flush=True)
+        print(curl_line(api_urls[0], model, FIRST_QUESTION), flush=True)
         self._console.print("[dim]Ctrl-C stops all peers.[/dim]")
 
     def peer_ended(self, number: int, log_tail: str) -> None:
@@ -73,15 +76,17 @@ def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
     picture = Text.assemble(("tokens in ─► embed\n", "dim"))
     name_width = max(cells(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
     total = stages[-1]["layers"][1]
-    unit = max(1, 32 // total)
+    width = max(1, _WIDTH // total) * total if total <= _WIDTH else _WIDTH
     for index, stage in enumerate(stages):
         start, stop = stage["layers"]
         colour = _COLOURS[index % len(_COLOURS)]
         name = names.get(stage["peer"], stage["peer"][:8])
         picture.append(f"  {padded(name, name_width)}  ", style="bold")
-        picture.append("·" * (start * unit), style="dim")
-        picture.append("█" * ((stop - start) * unit), style=colour)
-        picture.append("·" * ((total - stop) * unit), style="dim")
+        first = min(start * width // total, width - 1)
+        last = max(stop * width // total, first + 1)
+        picture.append("·" * first, style="dim")
+        picture.append("█" * (last - first), style=colour)
+        picture.append("·" * (width - last), style="dim")
         picture.append(f"  layers {layers_text(stage['layers'])}, {stage['engine']}\n")
     picture.append("sample ─► token out, and round again", style="dim")
     return picture

@@ -9,6 +9,12 @@ MAX_TOKEN_ID = 2**31 - 1
 """Largest token id: what messages between peers can carry."""
 
 MAX_STOP_IDS = 1000
+MAX_BITS = 64
+MAX_WORD = 32
+"""Most characters of the name of a quantisation."""
+
+_AFFINE = "affine"
+"""MLX's mode of scales and biases, which has no name of its own in front of its bits."""
 
 _NESTED = ("text_config", "llm_config", "language_config")
 """Names under which the settings of a language model are nested in the settings of a model with other parts."""
@@ -53,16 +59,40 @@ def _is_id(value: Any) -> bool:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str | None:
-    """The quantisation: `4bit` in MLX's format, else the `quant_method` of other formats, with its bits."""
-    ours, others = config.get("quantization"), text_config(config).get("quantization_config")
-    if isinstance(ours, dict) and (bits := _bits(ours)):
-        return f"{bits}bit"
+    """The quantisation as config.json says it: in MLX's format `4bit`, or its mode such as `mxfp4`; in other formats
+    the `quant_method` with the type of the weights, such as `gptq-4bit`, `compressed-tensors-fp8`, `modelopt-nvfp4`."""
+    text = text_config(config)
+    ours, others = text.get("quantization"), text.get("quantization_config") or config.get("compression_config")
+    if isinstance(ours, dict) and (word := _type_of(ours)):
+        return word
     method = others.get("quant_method") if isinstance(others, dict) else None
-    if not isinstance(others, dict) or not isinstance(method, str) or not method.isprintable() or len(method) > 32:
+    if not isinstance(others, dict) or not _is_word(method):
         return None
-    return f"{method}-{bits}bit" if (bits := _bits(others)) else method
+    word = _type_of(others) or _type_of_groups(others)
+    return f"{method}-{word}" if word and word != method else str(method)
 
 
-def _bits(settings: Mapping[str, Any]) -> int | None:
-    bits = settings.get("bits")
-    return bits if type(bits) is int and 0 < bits <= 64 else None
+def _type_of(settings: Mapping[str, Any]) -> str:
+    """The type of quantised weights by the key that each tool writes: MLX's mode, modelopt's algorithm, or bits."""
+    for key in ("mode", "quant_algo"):
+        value = settings.get(key)
+        if _is_word(value) and value != _AFFINE:
+            return str(value).lower()
+    bits = next((settings[key] for key in ("bits", "num_bits") if key in settings), None)
+    if type(bits) is not int or not 0 < bits <= MAX_BITS:
+        return ""
+    return f"fp{bits}" if settings.get("type") == "float" else f"{bits}bit"
+
+
+def _type_of_groups(settings: Mapping[str, Any]) -> str:
+    """The type of weights that all config groups of compressed-tensors have; "" if they differ."""
+    groups = settings.get("config_groups")
+    weights = (
+        [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+    )
+    found = {_type_of(one) for one in weights if isinstance(one, dict)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_WORD and value.isprintable()

@@ -77,6 +77,7 @@ PACKED, GPTQ_ONLY = ".qweight", ".g_idx"
 """Name endings of packed weights of GPTQ and AWQ, and, for GPTQ alone, of the group of each row."""
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FLOAT8 = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok_embeddings|embed_in|embedding|token_embd)\."
@@ -166,7 +167,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         digest=_digest(read_json(file, as_written=True), table),
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
-        quantization=_quantization(config, table),
+        quantization=_quantization(config, table, dtype),
     )
 
 
@@ -268,16 +269,21 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
     return kv_bytes
 
 
-def _quantization(config: Mapping[str, Any], table: TensorTable) -> str:
-    """As the config says it; of a GGUF file, whose config was made here, the type of most bytes of the layers."""
+def _quantization(config: Mapping[str, Any], table: TensorTable, dtype: str) -> str:
+    """As the config says it. Where the config was made here from a GGUF file, or says nothing: the type of most bytes
+    of the layers. "" for plain weights of the dtype that the card has anyway."""
     found = quantization_of(config) or ""
-    if found != QUANT_METHOD:
+    if found not in ("", QUANT_METHOD):
         return found
     sizes: Counter[str] = Counter()
     for name, info in table.items():
         if layer_of(name) is not None:
             sizes[info.dtype] += info.num_bytes
-    return max(sizes, key=lambda dtype: sizes[dtype], default=found)
+    most = max(sizes, key=lambda one: sizes[one], default=found)
+    if found == QUANT_METHOD:
+        return most
+    named = FLOAT_DTYPES.get(most) or _FLOAT8.get(most) or most.lower()
+    return "" if named == dtype else named
 
 
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:

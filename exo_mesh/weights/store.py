@@ -43,7 +43,7 @@ RETRY_S = 60.0
 """Seconds until a model whose files could not be read is read again, though they have not changed."""
 
 _MAX_REF_BYTES = 200
-_ODD_NAME = "the directory's name has other characters than letters, digits and . _ - + @, so no request can name it"
+_ODD_NAME = "its name has other characters than letters, digits and . _ - + @, so no request can use it; rename it"
 _OF_MODELS = (".json", ".jinja", ".safetensors", ".gguf")
 
 _log = logging.getLogger(__name__)
@@ -134,16 +134,27 @@ class ModelStore:
 
     def name_at(self, path: Path) -> str:
         """The name of the model whose directory, or only GGUF file or first shard, is `path`. Raises UnknownModelError
-        if no model has it."""
+        if no model has it, or if the directory has several GGUF models; ModelError if its name cannot be used."""
         try:
             real = os.path.realpath(path)
         except ValueError:
             real = ""
         found = self.found()
+        inside: dict[Path, str] = {}
         for name, model_dir in found.models.items():
             source = found.sources.get(model_dir)
             if os.path.realpath(model_dir if source is None else source.files[0]) == real:
                 return name
+            if source is not None and os.path.realpath(source.directory) == real:
+                inside.setdefault(source.files[0], name)
+        names = list(inside.values())
+        if len(names) == 1:
+            return names[0]
+        if names:
+            text = f"{one_line(str(path))} has {len(names)} models: {', '.join(names[:8])}; name one of them"
+            raise UnknownModelError(text, param="model")
+        if (name := without_shard(path.name)) in found.misnamed:
+            raise ModelError(f"{name}: {found.misnamed[name]}")
         raise UnknownModelError(
             f"{one_line(str(path))} is not a model directory of this node; start the node with --models-dir and that "
             "directory, and use the name that `exo-mesh models` shows",

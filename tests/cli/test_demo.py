@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import subprocess
+from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,9 +18,11 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.demo_screen import ring_picture
 from exo_mesh.cli.main import main
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
+from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.processes import eventually, gone, read_until, run, start
 
 
@@ -91,6 +97,49 @@ def test_its_nodes_keep_the_engine_setting_so_that_auto_runs_other_formats_too(
     with pytest.raises(Started) as started:
         main(["demo", "--engine", wanted])
     assert started.value.args[1] == ["--engine", wanted]
+
+
+@pytest.mark.parametrize("text", ["models/own", "./models/own", "{root}/models/own"])
+def test_a_model_of_the_user_is_given_to_every_peer(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = write_checkpoint(tmp_path / "models" / "own", TinyModel(layers=2))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("exo_mesh.cli.verbs.demo.local_mesh", started_mesh)
+    with pytest.raises(Started) as started:
+        main(["demo", "--model", text.format(root=tmp_path)])
+    assert started.value.args[1] == ["--engine", "auto", "--models-dir", str(own)]
+
+
+def test_without_the_model_no_peer_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", str(tmp_path / "none.gguf")]) != exit_codes.OK
+    assert "none.gguf does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.extended
+def test_it_shows_a_model_of_the_user_and_a_refusal_without_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shipped = Path(str(resources.files("exo_mesh.weights") / "shipped" / "exo-mesh-demo"))
+    shutil.copytree(shipped, tmp_path / "own")
+    asked = ["demo", "--once", "--api-port", "0", "--model", str(tmp_path / "own"), "--peers"]
+    shown = run([*asked, "1", "--engine", "numpy"], tmp_path, timeout_s=110)
+    assert (shown.returncode, shown.stderr) == (exit_codes.OK, "")
+    assert "own over 1 peer" in shown.stdout
+    assert ", ".join(str(number) for number in range(7, 21)) in shown.stdout
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    (tmp_path / "own" / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    shown = run([*asked, "1", "--engine", "numpy"], tmp_path, timeout_s=110)
+    assert shown.returncode != exit_codes.OK
+    assert "unheard-of" in shown.stderr and "node.log" not in shown.stderr
+    assert list(tmp_path.glob("exo-mesh-demo-*")) == []
+
+
+def test_a_deep_model_has_a_line_of_at_most_32_blocks() -> None:
+    cuts = (0, 1, 79, 80)
+    stages = [{"peer": "a", "layers": [start, stop], "engine": "mlx"} for start, stop in pairwise(cuts)]
+    first, middle, last = ring_picture(stages, {"a": "alpha"}).plain.split("\n")[1:4]
+    assert [line.count("█") for line in (first, middle, last)] == [1, 31, 1]
+    assert {line.count("█") + line.count("·") for line in (first, middle, last)} == {32}
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,9 @@ def _byte_letters() -> list[str]:
     return [shown[byte] for byte in range(256)]
 
 
-def serve(model: Path, port: int, slots: int, key: str) -> None:
-    """Serve the model until the process ends."""
+def serve(model: Path, port: int, slots: int, key: str, context: int, *, flash: bool) -> None:
+    """Serve the model until the process ends. context: positions of each slot. flash: with flash attention where it is
+    the server's own choice."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -106,8 +107,10 @@ def serve(model: Path, port: int, slots: int, key: str) -> None:
     params.hostnames = ["127.0.0.1"]
     params.port = port
     params.n_parallel = slots
-    params.n_ctx = CONTEXT * slots
+    params.n_ctx = context * slots
     params.use_jinja = True
+    if not flash:
+        params.flash_attn_type = 0
     params.endpoint_slots = True
     params.cpuparams.n_threads = 1
     if key:
@@ -120,9 +123,10 @@ def serve(model: Path, port: int, slots: int, key: str) -> None:
 class RealLlamaServer:
     """llama.cpp's server in a process, which can be killed and started again at the same port."""
 
-    def __init__(self, model: Path, port: int, slots: int = 2) -> None:
+    def __init__(self, model: Path, port: int, slots: int = 2, context: int = CONTEXT, *, flash: bool = True) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._argv = ["serve", "--model", str(model), "--port", str(port), "--parallel", str(slots)]
+        self._argv += ["--context", str(context), *([] if flash else ["--no-flash"])]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -155,12 +159,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--no-flash", action="store_true")
     args, _ = parser.parse_known_args()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if args.verb == "write":
         write_tiny_gguf(args.model)
     else:
-        serve(args.model, args.port, args.parallel, os.environ.get("LLAMA_API_KEY", ""))
+        key = os.environ.get("LLAMA_API_KEY", "")
+        serve(args.model, args.port, args.parallel, key, args.context, flash=not args.no_flash)
 
 
 if __name__ == "__main__":

@@ -222,3 +222,20 @@ def test_damaged_files_of_a_fetched_model_name_a_remedy_and_those_of_others_do_n
         store.card("org/fetched")
     with pytest.raises(ModelError, match=r"it is cut short$"):
         store.card("own")
+
+
+def test_a_folder_with_one_gguf_file_names_that_model(tmp_path: Path) -> None:
+    store = ModelStore([tmp_path, tmp_path / "one"], views_dir=tmp_path / "views")
+    for name in ("one/tiny.gguf", "two/a-Q8_0.gguf", "two/a-F16.gguf", "odd/tiny (1).gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert store.name_at(tmp_path / "one") == store.name_at(tmp_path / "one" / "tiny.gguf") == "one"
+    with pytest.raises(UnknownModelError, match=r"two has 2 models: two-(F16|Q8_0), two-.*; name one of them"):
+        store.name_at(tmp_path / "two")
+
+
+def test_a_gguf_file_whose_name_no_model_may_have_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "tiny (1).gguf").touch()
+    store = ModelStore([tmp_path], views_dir=tmp_path / "views")
+    with pytest.raises(ModelError, match=r"^tiny \(1\): "):
+        store.name_at(tmp_path / "tiny (1).gguf")

@@ -11,10 +11,13 @@ from exo_mesh.api.ollama.objects import OllamaDetails, OllamaModel
 from exo_mesh.domain.embedding.tasks import EMBEDDINGS, GENERATION
 from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.models.entry import ModelEntry
+from exo_mesh.weights.gguf import BLOCK_SIZES
 
-FORMAT = "safetensors"
+SAFETENSORS, GGUF = "safetensors", "gguf"
 _BYTES_OF = {"bf16": 2, "fp16": 2, "f16": 2, "fp32": 4, "f32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight that is not quantized, by the name of its type."""
+
+_PLAIN = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.IGNORECASE)
 
@@ -61,12 +64,24 @@ def details_of(entry: ModelEntry) -> OllamaDetails:
     family = entry.profile.family if entry.profile is not None else ""
     return OllamaDetails(
         parent_model="",
-        format="" if entry.served is not None else FORMAT,
+        format=_format_of(entry),
         family=family,
         families=[family] if family else [],
         parameter_size=_parameter_size(entry),
-        quantization_level=entry.quantization,
+        quantization_level=_type_of_weights(entry),
     )
+
+
+def _format_of(entry: ModelEntry) -> str:
+    """The format of the weights' files; only GGUF names its types in capital letters, such as Q4_1."""
+    if entry.served is not None:
+        return ""
+    return GGUF if entry.quantization in BLOCK_SIZES else SAFETENSORS
+
+
+def _type_of_weights(entry: ModelEntry) -> str:
+    """The quantisation; of plain weights their type by Ollama's names, such as BF16."""
+    return entry.quantization or _PLAIN.get(entry.dtype, "")
 
 
 def capabilities_of(entry: ModelEntry) -> list[str]:
@@ -101,8 +116,8 @@ def model_info_of(entry: ModelEntry, instances: Sequence[InstanceReport] = ()) -
 
 
 def parameter_count(entry: ModelEntry) -> int:
-    """The number of weights, from their bytes; 0 unless the card says that they are not quantized."""
-    size = _BYTES_OF.get(entry.quantization.lower(), 0)
+    """The number of weights, from their bytes; 0 if they are quantized."""
+    size = _BYTES_OF.get(_type_of_weights(entry).lower(), 0)
     return entry.num_bytes // size if size else 0
 
 

@@ -1,4 +1,4 @@
-"""Start a small mesh on this machine, ask the demo model a question, and keep serving until Ctrl-C.
+"""Start a small mesh on this machine, ask a model a question, and keep serving until Ctrl-C.
 
 The peers are real nodes. Their homes are temporary and are deleted at the end, so there is no --home; other verbs find
 the first peer by themselves.
@@ -11,13 +11,15 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.cli.model_paths import existing_path, models_dir_for
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import InputError, MeshError, ModelError, PlacementError
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
@@ -25,10 +27,15 @@ if TYPE_CHECKING:
 
 _LOAD_DEADLINE_S = 300.0
 _POLL_S = 0.1
+_REFUSALS = (InputError, ModelError, PlacementError)
+"""What a node answers about a model that it cannot run, or a question that it cannot take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--peers`, `--question`, `--once`, `--engine`, `--api-port`."""
+    """Adds `--model`, `--peers`, `--question`, `--once`, `--engine`, `--api-port`."""
+    parser.add_argument(
+        "--model", metavar="PATH", help=f"a GGUF file or a model's folder ({DEMO_MODEL}, which comes with exo-mesh)"
+    )
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"the question ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")
@@ -55,11 +62,17 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     if args.api_port is not None and not 0 <= args.api_port <= 65535:
         raise ConfigError(f"--api-port {args.api_port}: a whole number from 0 to 65535 is needed")
     flags = ["--engine", wanted]  # not the engine of the demo model: "auto" runs other formats, such as GGUF, too
+    if args.model is not None:
+        args.engine, path = wanted, existing_path(args.model)
+        args.model, flags = str(path), [*flags, "--models-dir", str(models_dir_for(path))]
     with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
             return _demonstrate(mesh, args, screen)
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED
+        except _REFUSALS as exc:
+            refusal = exc  # an answer of the mesh: its logs would not add to it
+    raise refusal
 
 
 def _usable_engine(name: str) -> str:
@@ -76,21 +89,22 @@ def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) 
     with screen.waiting(f"starting {counted(args.peers, 'peer')}"):
         mesh.wait_until_joined()
     client = mesh.client()
-    with screen.waiting(f"loading {DEMO_MODEL} over {counted(args.peers, 'peer')}"):
-        body = {"model": DEMO_MODEL, "min_peers": args.peers, "engine": args.engine}
+    asked = args.model or DEMO_MODEL
+    with screen.waiting(f"loading {Path(asked).name} over {counted(args.peers, 'peer')}"):
+        body = {"model": asked, "min_peers": args.peers, **({} if args.engine == "auto" else {"engine": args.engine})}
         instance = client.post("/instance", body, _LOAD_DEADLINE_S)
     screen.ring(instance, client.get("/state"))
-    screen.answer(client, args.question)
+    screen.answer(client, instance["model"], args.question)
     if args.once:
         return exit_codes.OK
-    return _serve(mesh, screen)
+    return _serve(mesh, screen, instance["model"])
 
 
-def _serve(mesh: LocalMesh, screen: DemoScreen) -> int:
+def _serve(mesh: LocalMesh, screen: DemoScreen, model: str) -> int:
     """Serves until Ctrl-C. Reports each peer that ends while the others keep running; fails when all have ended."""
     alive = list(mesh.children)
     try:
-        screen.serving(mesh.api_urls)  # a reader may press Ctrl-C as soon as this is shown
+        screen.serving(mesh.api_urls, model)  # a reader may press Ctrl-C as soon as this is shown
         while alive:
             for child in [child for child in alive if not child.alive]:
                 alive.remove(child)

@@ -20,6 +20,7 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.model_paths import model_name, models_dir_for
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.terminal import piped_text
@@ -31,12 +32,10 @@ from exo_mesh.cli.verbs.chat.history import QuestionHistory
 from exo_mesh.cli.verbs.chat.lines import LineReader
 from exo_mesh.cli.verbs.chat.loop import Chat, answer_sink, report
 from exo_mesh.cli.verbs.chat.sinks import SilentSink
-from exo_mesh.errors import InputError, UnknownModelError
+from exo_mesh.errors import InputError
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
-from exo_mesh.weights.gguf_table import is_model_file
-from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
 _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
@@ -82,20 +81,6 @@ def run(args: argparse.Namespace) -> int:
 def _home_of(args: argparse.Namespace) -> Path:
     """The home in which questions and conversations are saved."""
     return load_settings(node_flags(args), os.environ).settings.home
-
-
-def model_name(text: str) -> str:
-    """Makes the path of a model absolute, since the node may run elsewhere; returns other names unchanged.
-
-    A path begins with ./, ../ or ~. Raises UnknownModelError if it is neither a directory nor a GGUF file.
-    """
-    if not text.startswith(("./", "../", "~")):
-        return text
-    path = Path(text).expanduser().absolute()
-    if not path.is_dir() and not _is_gguf(path):
-        what = "is neither a directory nor a GGUF file" if path.exists() else "does not exist"
-        raise UnknownModelError(f"{text} {what} ({path})", param="model")
-    return str(path)
 
 
 def _answer_once(members: MeshNodes, args: argparse.Namespace, prompt: str) -> int:
@@ -172,12 +157,7 @@ def _with_directory(flags: dict[str, list[str]], model: str) -> dict[str, list[s
     """The flags of the node to start, with --models-dir added if `model` is an absolute path."""
     if not model.startswith("/"):
         return flags
-    directory = str(Path(model).parent if _is_gguf(Path(model)) else model_dir_of(model))
-    return {**flags, "models_dir": [*flags.get("models_dir", []), directory]}
-
-
-def _is_gguf(path: Path) -> bool:
-    return path.is_file() and is_model_file(path.name)
+    return {**flags, "models_dir": [*flags.get("models_dir", []), str(models_dir_for(Path(model)))]}
 
 
 def _flag_words(name: str, text: str) -> list[str]:

