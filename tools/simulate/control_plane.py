@@ -16,6 +16,7 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import StageHopLost, StageListening, StageReady
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
@@ -46,7 +47,6 @@ from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.plan_codec import plan_from_proto
-from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2, runner_pb2
 from exo_mesh.wire.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer
@@ -194,16 +194,16 @@ class SimRunner:
             if linked:
                 self._broken_s = 0.0
                 if not self.board.ready:
-                    self.board.publish(pb.StageStatus(ready=pb.StageReady()))
+                    self.board.publish(StageReady())
             elif self._next:
                 self._broken_s += 0.5
                 if self._broken_s == LOST_AFTER_S:
-                    self.board.publish(pb.StageStatus(hop_lost=pb.StageHopLost(message="as simulated")))
+                    self.board.publish(StageHopLost("as simulated"))
             if self._broken_s > LOST_AFTER_S + HOP_LOST_S or (self._rng.random() < self.peer.runner_death):
                 return
 
     def _listen(self) -> None:
-        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
+        self.board.publish(StageListening(self.endpoint, 1))
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         self._next = endpoint

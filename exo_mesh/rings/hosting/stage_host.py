@@ -14,7 +14,7 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.stage import ReserveAnswer, StageFailed, StageFetching, StageStatus, StageUpdate
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.machine.pressure import Needs
@@ -34,7 +34,7 @@ from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.proto import control_pb2, runner_pb2
+from exo_mesh.wire.proto import runner_pb2
 from exo_mesh.wire.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
@@ -210,7 +210,7 @@ class StageHost:
 
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
-    ) -> AsyncGenerator[control_pb2.StageStatus, None]:
+    ) -> AsyncGenerator[StageUpdate, None]:
         """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
         those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
         keep_kv_from: see ChangePlan; None: no stage.
@@ -222,18 +222,16 @@ class StageHost:
         try:
             async with aclosing(self._fetch(instance_id, ballot, head_start)) as steps:
                 async for step in steps:
-                    fetching = control_pb2.StageFetching(done=step.done, total=step.total)
-                    yield control_pb2.StageStatus(fetching=fetching)
+                    yield StageFetching(step.done, step.total)
             runner = await self._runner_by(instance_id, ballot, keep_kv_from, wiring, head_start)
         except FetchError as exc:
             self._reservations.release(instance_id, ballot)
-            failed = control_pb2.StageFailed(code=exc.code, message=str(exc), remedy=exc.remedy, final=exc.is_final)
-            yield control_pb2.StageStatus(failed=failed)
+            yield StageFailed(exc.code, str(exc), exc.remedy, exc.is_final)
             return
         finally:
             await head_start.close()
-        async for status in runner.board.watch():
-            yield status
+        async for update in runner.board.watch():
+            yield update
 
     async def _runner_by(
         self,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, RunnerLimits
+from exo_mesh.domain.stage import LoadOutcome, StageHopLost, StageListening, StageLoading, StageReady
 from exo_mesh.errors import (
     EngineError,
     MeshError,
@@ -41,7 +42,8 @@ from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.rings.hosting.status_board import StatusBoard
 from exo_mesh.wire import runner_pipe
 from exo_mesh.wire.channel_options import bracketed
-from exo_mesh.wire.proto import control_pb2, plan_pb2, runner_pb2
+from exo_mesh.wire.proto import plan_pb2, runner_pb2
+from exo_mesh.wire.runner_codec import LOADED
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner")
 
@@ -105,7 +107,8 @@ class Runner:
         self._heard_at = 0.0
         self._spawned_at = 0.0
         self._changed_by = math.inf
-        self._sent: dict[str, control_pb2.StageStatus] = {}
+        self._listening: StageListening | None = None
+        self._loaded = LoadOutcome()
         self._ballot = start.plan.ballot
         self._start = start
         self._host = host
@@ -189,8 +192,7 @@ class Runner:
         is_out_of_reach: this node cannot reach the node of that stage either.
         """
         self.flight.note("hop lost", reason)
-        lost = control_pb2.StageHopLost(message=reason, is_out_of_reach=is_out_of_reach)
-        self.board.publish(control_pb2.StageStatus(hop_lost=lost))
+        self.board.publish(StageHopLost(reason, is_out_of_reach))
 
     async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
         """Let the process continue under another plan, with the layers that it has; see ChangePlan. From now on `board`
@@ -343,24 +345,21 @@ class Runner:
             self.started_s = time.monotonic() - self._spawned_at
             self.flight.note("first report", after_s=round(self.started_s, 3))
         self._heard_at = asyncio.get_running_loop().time()
-        status = control_pb2.StageStatus()
         match report.WhichOneof("message"):
             case "listening":
                 self.flight.note("listening", port=report.listening.port)
-                status.listening.endpoint = f"{bracketed(self._host)}:{report.listening.port}"
-                status.listening.pid = report.listening.pid
+                endpoint = f"{bracketed(self._host)}:{report.listening.port}"
+                self._listening = StageListening(endpoint, report.listening.pid)
+                self.board.publish(self._listening)
             case "loading":
                 self.flight.goes_on("loading", done=report.loading.done, total=report.loading.total)
-                status.loading.done, status.loading.total = report.loading.done, report.loading.total
+                self.board.publish(StageLoading(report.loading.done, report.loading.total))
             case "ready":
                 ready = report.ready
                 self.flight.note("ready", load_s=round(ready.load_s, 3), memory_bytes=ready.memory_bytes)
-                status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
-                status.ready.inputs.extend(ready.inputs)
-                status.ready.outputs.extend(ready.outputs)
-                if ready.HasField("group"):
-                    status.ready.group.CopyFrom(ready.group)
+                self._loaded = LOADED.read(ready)
                 self.rolls_back = ready.rolls_back
+                self.board.publish(StageReady(self._loaded))
             case "changed":
                 self._go_on(report.changed)
             case "hop_lost":
@@ -374,9 +373,6 @@ class Runner:
             case "failed":
                 failed = report.failed
                 self._ends(REPORTED.get(failed.code) or self._crash(failed.message), failed.code, failed.message)
-        if status.HasField("listening") or status.HasField("ready"):
-            self._sent[str(status.WhichOneof("status"))] = status
-        self.board.publish(status)
 
     def _go_on(self, changed: runner_pb2.Changed) -> None:
         """Note that the process works for another plan now; of plans in quick succession only the last one counts."""
@@ -384,11 +380,9 @@ class Runner:
             return
         self._changed_by = math.inf
         self.flight.note("changed", resumed=changed.resumed)
-        self.board.publish(self._sent["listening"])
-        ready = control_pb2.StageStatus()
-        ready.CopyFrom(self._sent["ready"])
-        ready.ready.resumed = changed.resumed
-        self.board.publish(ready)
+        assert self._listening is not None, "a plan changes only in a loaded runner"
+        self.board.publish(self._listening)
+        self.board.publish(StageReady(self._loaded, changed.resumed))
 
     async def _see_off(
         self, process: asyncio.subprocess.Process, output: asyncio.Task[None], noting: asyncio.Task[None]

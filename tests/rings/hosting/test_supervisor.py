@@ -15,6 +15,7 @@ import pytest
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.stage import StageFailed, StageListening, StageReady
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.wire.plan_codec import plan_to_proto
@@ -171,8 +172,8 @@ async def test_a_failure_is_told_before_the_process_is_gone() -> None:
     one = runner(script)
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("failed"):
+        async for update in one.board.watch():
+            if isinstance(update, StageFailed):
                 break
     assert not running.done()
     await running
@@ -194,8 +195,8 @@ async def test_stop_ends_even_a_stubborn_runner_in_time() -> None:
     one = runner(READY + "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)")
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("ready"):
+        async for update in one.board.watch():
+            if isinstance(update, StageReady):
                 break
     begin = time.monotonic()
     await one.stop()
@@ -207,8 +208,8 @@ async def test_cancelling_the_owner_ends_the_process_too() -> None:
     one = runner(READY + "time.sleep(60)", RunnerLimits(silence_s=60, polite_s=0.2, terminate_s=0.5))
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("ready"):
+        async for update in one.board.watch():
+            if isinstance(update, StageReady):
                 break
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -220,5 +221,5 @@ async def test_cancelling_the_owner_ends_the_process_too() -> None:
 async def test_watchers_see_what_was_before_and_the_end() -> None:
     one = runner(READY + "sys.exit(0)")
     await one.run()
-    kinds = [status.WhichOneof("status") async for status in one.board.watch()]
-    assert kinds == ["listening", "ready", "failed"]
+    kinds = [type(update) async for update in one.board.watch()]
+    assert kinds == [StageListening, StageReady, StageFailed]
