@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from exo_mesh.domain.footprint import (
+    LibraryMemory as LibraryMemory,  # engines import the parts of the contract from here
+)
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
-from exo_mesh.domain.tensor import TensorSpec as TensorSpec  # engines import the parts of the contract from here
+from exo_mesh.domain.tensor import TensorSpec as TensorSpec
 from exo_mesh.domain.tensor_group import GroupCheck as GroupCheck
 from exo_mesh.domain.tensor_group import RankWiring
 
@@ -270,19 +273,6 @@ class SequenceKeeper(Protocol):
     def keep(self, sequence: int) -> None:
         """Note that a sequence gets no more rows, while its KV stays until its end: it should not be in the way of the
         others, nor take more memory than it needs. Does nothing for an unknown sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryMemory:
-    """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.
-    cache: kept for later arrays. peak: the most that was active. limit: the most that it may take; None without a
-    limit."""
-
-    source: str
-    active_bytes: int
-    cache_bytes: int
-    peak_bytes: int
-    limit_bytes: int | None = None
 
 
 @runtime_checkable

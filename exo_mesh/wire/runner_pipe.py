@@ -1,7 +1,7 @@
 """The pipe between a node and its runner child: u32 little-endian length, then one protobuf message (runner.proto).
 
 Both ends use asyncio streams over one half of a socket pair. End of file means that the other side has ended; that is a
-result, not an error, so `read_message` returns None for it.
+result, not an error, so the functions that read return None for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from exo_mesh.domain.runner.reports import FromRunner
 from exo_mesh.errors import TransportError
+from exo_mesh.wire.proto import runner_pb2 as pb
+from exo_mesh.wire.runner_codec import FROM_RUNNER
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Longest message. A StartStage carries a plan of a few KB; a length near this limit means garbage on the pipe."""
@@ -33,21 +36,28 @@ async def open_pipe(end: socket.socket) -> tuple[asyncio.StreamReader, asyncio.S
     return await asyncio.open_unix_connection(sock=end)
 
 
-async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None:
-    """The next message, or None if the other side is gone, even in the middle of a message.
+async def read_report(reader: asyncio.StreamReader) -> FromRunner | None:
+    """The next report, or None if the runner is gone, even in the middle of a message. Reports of a kind that only a
+    newer version knows are skipped.
 
-    Raises TransportError on a length above MAX_MESSAGE_BYTES, or if the bytes are not a message of this type.
+    Raises TransportError on a length above MAX_MESSAGE_BYTES, or if the bytes are no report.
     """
+    while (payload := await _read(reader)) is not None:
+        if (report := FROM_RUNNER.read(_parsed(payload, pb.FromRunner))) is not None:
+            return report
+    return None
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes | None:
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
             raise TransportError(
                 f"the runner pipe announces a message of {length} bytes, more than {MAX_MESSAGE_BYTES}"
             )
-        payload = await reader.readexactly(length)
+        return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return _parsed(payload, cls)
 
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
@@ -61,7 +71,7 @@ async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
 
 
 def receive_message(pipe: socket.socket, cls: type[_M]) -> _M | None:
-    """`read_message` for a thread: blocks for at most the socket's timeout. None if the other side is gone."""
+    """The next message, for a thread: blocks for at most the socket's timeout. None if the other side is gone."""
     header = _receive_exactly(pipe, _LENGTH.size)
     if header is None:
         return None
@@ -72,10 +82,10 @@ def receive_message(pipe: socket.socket, cls: type[_M]) -> _M | None:
     return None if payload is None else _parsed(payload, cls)
 
 
-def send_message(pipe: socket.socket, message: Message) -> None:
-    """`write_message` for a thread. Raises TransportError if the other side is gone."""
+def send_report(pipe: socket.socket, report: FromRunner) -> None:
+    """Send the node a report, from a thread. Raises TransportError if the node is gone."""
     try:
-        pipe.sendall(_framed(message))
+        pipe.sendall(_framed(FROM_RUNNER.write(report)))
     except OSError as exc:
         raise TransportError("the other end of the runner pipe is gone") from exc
 

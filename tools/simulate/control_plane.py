@@ -15,6 +15,7 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import StageHopLost, StageListening, StageReady
 from exo_mesh.domain.view import Record
@@ -156,7 +157,7 @@ class SimRunner:
         self.index = start.stage
         self.label = f"{self.plan.instance_id}[{self.index}]"
         self.board = StatusBoard()
-        self.beat: runner_pb2.Heartbeat | None = None
+        self.beat: Heartbeat | None = None
         self.alive = False
         self._ledger = node.ledger
         self._stopping = asyncio.Event()
@@ -170,7 +171,7 @@ class SimRunner:
 
     async def run(
         self,
-        on_beat: Callable[[runner_pb2.Heartbeat], None],
+        on_beat: Callable[[Heartbeat], None],
         on_end: Callable[[End, str], None] = lambda end, why: None,
     ) -> None:
         """Its end counts for no crash loop, because runners die far more often here than the breaker allows."""
@@ -183,13 +184,13 @@ class SimRunner:
             self.alive = False
             self._gone.set()
 
-    async def _run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+    async def _run(self, on_beat: Callable[[Heartbeat], None]) -> None:
         if await self._stopped_within(self._rng.uniform(0.1, 2.0)):
             return
         self._listen()
         while not await self._stopped_within(0.5):
             linked = bool(self._next) and self._network_to(self._next)
-            self.beat = runner_pb2.Heartbeat(linked=linked)
+            self.beat = Heartbeat(linked=linked)
             on_beat(self.beat)
             if linked:
                 self._broken_s = 0.0

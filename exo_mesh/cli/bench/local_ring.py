@@ -10,8 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
@@ -20,7 +23,7 @@ from exo_mesh.security.credentials import Credentials
 from exo_mesh.wire.plan_codec import ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.wire.proto import driver_pb2
 from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import open_pipe, read_message, socket_pair, write_message
+from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair, write_message
 from exo_mesh.wire.tls_codec import tls_to_proto
 
 INSTANCE, BALLOT = "bench", Ballot(1, "bench")
@@ -32,6 +35,8 @@ NUM_IDS = 200
 READY_DEADLINE_S = 60.0
 """Longest time between two reports of a runner that loads."""
 
+_Report = TypeVar("_Report", bound=FromRunner)
+
 
 @dataclass(slots=True)
 class LocalRunner:
@@ -42,28 +47,27 @@ class LocalRunner:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     port: int = 0
-    ready: pb.Ready | None = None
-    failed: pb.Failed | None = None
+    ready: RunnerReady | None = None
+    failed: RunnerFailed | None = None
     followers: list[LocalRunner] = field(default_factory=list)
-    beats: asyncio.Queue[pb.Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    beats: asyncio.Queue[Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
-    async def expect(self, kind: str) -> pb.FromRunner:
-        """Reads until a message of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
+    async def expect(self, kind: type[_Report]) -> _Report:
+        """Reads until a report of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
         async with asyncio.timeout(READY_DEADLINE_S) as patience:
-            while (message := await read_message(self.reader, pb.FromRunner)) is not None:
+            while (report := await read_report(self.reader)) is not None:
                 patience.reschedule(asyncio.get_running_loop().time() + READY_DEADLINE_S)
-                found = message.WhichOneof("message")
-                if found == "failed":
-                    self.failed = message.failed
-                    raise error_from_code(message.failed.code, message.failed.message)
-                if found == kind:
-                    return message
+                if isinstance(report, RunnerFailed):
+                    self.failed = report
+                    raise error_from_code(report.code, report.message)
+                if isinstance(report, kind):
+                    return report
         raise EngineError("a runner ended before it was ready")
 
     async def become_ready(self) -> None:
         """Waits until the runner and its followers are ready. Raises the error that one of them reports."""
-        self.port = (await self.expect("listening")).listening.port
-        self.ready = (await self.expect("ready")).ready
+        self.port = (await self.expect(RunnerListening)).port
+        self.ready = await self.expect(RunnerReady)
         for follower in self.followers:
             await follower.become_ready()
         if self.followers:
@@ -72,15 +76,15 @@ class LocalRunner:
 
     async def keep_beats(self) -> None:
         """Reads heartbeats and keeps the last one until the runner ends; sets `failed` to the error that it reports."""
-        while (message := await read_message(self.reader, pb.FromRunner)) is not None:
-            if message.HasField("heartbeat"):
+        while (report := await read_report(self.reader)) is not None:
+            if isinstance(report, Heartbeat):
                 if self.beats.full():
                     self.beats.get_nowait()
-                self.beats.put_nowait(message.heartbeat)
-            elif message.HasField("failed"):
-                self.failed = message.failed
+                self.beats.put_nowait(report)
+            elif isinstance(report, RunnerFailed):
+                self.failed = report
 
-    async def fresh_beat(self) -> pb.Heartbeat:
+    async def fresh_beat(self) -> Heartbeat:
         """Waits for a heartbeat that was made after this call: the second one to arrive."""
         async with asyncio.timeout(READY_DEADLINE_S):
             if not self.beats.empty():

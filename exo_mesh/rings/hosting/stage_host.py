@@ -14,6 +14,7 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.stage import ReserveAnswer, StageFailed, StageFetching, StageStatus, StageUpdate
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
@@ -34,7 +35,6 @@ from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.proto import runner_pb2
 from exo_mesh.wire.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
@@ -135,7 +135,7 @@ class StageHost:
         """The highest ballot of an instance that this node has promised."""
         return self._reservations.promised(instance_id)
 
-    def beat(self, instance_id: str) -> runner_pb2.Heartbeat | None:
+    def beat(self, instance_id: str) -> Heartbeat | None:
         """The last heartbeat of the stage of an instance, if it runs here."""
         runner = self._runners.get(instance_id)
         return runner.beat if runner is not None else None
@@ -380,10 +380,10 @@ class StageHost:
         return runner
 
     async def _follow(self, runner: Runner, instance_id: str, meter: StageMeter) -> None:
-        before = runner_pb2.Heartbeat()
+        before = Heartbeat()
         lease = self._started[instance_id]
 
-        def on_beat(beat: runner_pb2.Heartbeat) -> None:
+        def on_beat(beat: Heartbeat) -> None:
             nonlocal before, lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
@@ -398,7 +398,7 @@ class StageHost:
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, beat.progress - before.progress)
             if before.is_idle and not beat.is_idle:
                 self._around.used()
-            before = beat  # not a copy into one message: its arena would grow with each copy
+            before = beat
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
@@ -410,7 +410,7 @@ class StageHost:
 
         def on_end(end: End, why: str) -> None:
             self._metrics.runner_ended(lease.plan.model, str(end))
-            beat = runner.beat or runner_pb2.Heartbeat()
+            beat = runner.beat or Heartbeat()
             self._guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
 
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exo_mesh.base.telemetry.stage_metrics import StageSeat
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.rings.hosting.reservations import Lease
@@ -105,7 +106,7 @@ def goes_on(started: Lease, plan: Plan, index: int) -> bool:
 
 def beat_of(lease: Lease, runner: Runner, own_id: str) -> StageBeat:
     """The last heartbeat of a lease's runner, with its place."""
-    stage, beat = lease.stage, runner.beat or runner_pb2.Heartbeat()  # no heartbeat has come yet
+    stage, beat = lease.stage, runner.beat or Heartbeat()  # no heartbeat has come yet
     return StageBeat(
         lease.plan.instance_id,
         lease.index,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exo_mesh.base.tasks import ChangeSignal
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.stage import StageFailed, StageReady, StageUpdate
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 _NEVER_S = 3600.0
 _Kind = TypeVar("_Kind", bound=StageUpdate)

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, HopBroke, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, RunnerLimits
 from exo_mesh.domain.stage import LoadOutcome, StageHopLost, StageListening, StageLoading, StageReady
 from exo_mesh.errors import (
@@ -42,8 +44,8 @@ from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.rings.hosting.status_board import StatusBoard
 from exo_mesh.wire import runner_pipe
 from exo_mesh.wire.channel_options import bracketed
+from exo_mesh.wire.plan_codec import ballot_from_proto
 from exo_mesh.wire.proto import plan_pb2, runner_pb2
-from exo_mesh.wire.runner_codec import LOADED
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner")
 
@@ -65,7 +67,7 @@ EXIT_S = 3.0
 """Seconds from the end of its pipe to the end of the process, whose exit code shows the cause. Milliseconds, unless the
 machine is overloaded."""
 
-OnBeat = Callable[[runner_pb2.Heartbeat], None]
+OnBeat = Callable[[Heartbeat], None]
 OnEnd = Callable[[End, str], None]
 """Called with how the runner ended, and why; before any other notification, and not if the owner was cancelled."""
 
@@ -93,7 +95,7 @@ class Runner:
         self._spare = spare
         self.label = label
         self.board = StatusBoard()
-        self.beat: runner_pb2.Heartbeat | None = None
+        self.beat: Heartbeat | None = None
         self.pid = 0
         self.rolls_back = False
         self.end: End | None = None
@@ -109,7 +111,7 @@ class Runner:
         self._changed_by = math.inf
         self._listening: StageListening | None = None
         self._loaded = LoadOutcome()
-        self._ballot = start.plan.ballot
+        self._ballot = ballot_from_proto(start.plan.ballot)
         self._start = start
         self._host = host
         self._limits = limits
@@ -199,7 +201,7 @@ class Runner:
         is for that plan, and is not ready before the process reports so. Raises StageLostError if it is gone."""
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, f"{self.label} continues under ballot {plan.ballot.counter}")
-        self._ballot = plan.ballot
+        self._ballot = ballot_from_proto(plan.ballot)
         self._changed_by = asyncio.get_running_loop().time() + CHANGE_S
         change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
         await self._tell(runner_pb2.ToRunner(change=change))
@@ -294,10 +296,10 @@ class Runner:
         loop = asyncio.get_running_loop()
         watch = StageWatch(self._limits, self._stage_bytes)
         last = loop.time()
-        reading: asyncio.Task[runner_pb2.FromRunner | None] | None = None
+        reading: asyncio.Task[FromRunner | None] | None = None
         try:
             while True:
-                reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+                reading = asyncio.ensure_future(runner_pipe.read_report(reader))
                 step_s = FIRST_STEP_S
                 while not (await asyncio.wait((reading,), timeout=step_s))[0]:
                     self._check(watch, watch.silent(step_s))
@@ -340,41 +342,37 @@ class Runner:
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
-    def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
+    def _take(self, report: FromRunner, on_beat: OnBeat) -> None:
         if not self._heard_at:
             self.started_s = time.monotonic() - self._spawned_at
             self.flight.note("first report", after_s=round(self.started_s, 3))
         self._heard_at = asyncio.get_running_loop().time()
-        match report.WhichOneof("message"):
-            case "listening":
-                self.flight.note("listening", port=report.listening.port)
-                endpoint = f"{bracketed(self._host)}:{report.listening.port}"
-                self._listening = StageListening(endpoint, report.listening.pid)
+        match report:
+            case RunnerListening(port, pid):
+                self.flight.note("listening", port=port)
+                self._listening = StageListening(f"{bracketed(self._host)}:{port}", pid)
                 self.board.publish(self._listening)
-            case "loading":
-                self.flight.goes_on("loading", done=report.loading.done, total=report.loading.total)
-                self.board.publish(StageLoading(report.loading.done, report.loading.total))
-            case "ready":
-                ready = report.ready
-                self.flight.note("ready", load_s=round(ready.load_s, 3), memory_bytes=ready.memory_bytes)
-                self._loaded = LOADED.read(ready)
-                self.rolls_back = ready.rolls_back
-                self.board.publish(StageReady(self._loaded))
-            case "changed":
-                self._go_on(report.changed)
-            case "hop_lost":
-                self.lose_hop(report.hop_lost.message)
-            case "heartbeat":
-                self.beat = report.heartbeat
+            case StageLoading(done, total):
+                self.flight.goes_on("loading", done=done, total=total)
+                self.board.publish(report)
+            case RunnerReady(loaded, rolls_back):
+                self.flight.note("ready", load_s=round(loaded.load_s, 3), memory_bytes=loaded.memory_bytes)
+                self._loaded, self.rolls_back = loaded, rolls_back
+                self.board.publish(StageReady(loaded))
+            case PlanChanged():
+                self._go_on(report)
+            case HopBroke(message):
+                self.lose_hop(message)
+            case Heartbeat():
+                self.beat = report
                 self._memory.look(time.monotonic())
                 if self.board.ready:
-                    self.flight.beat(report.heartbeat)
-                on_beat(report.heartbeat)
-            case "failed":
-                failed = report.failed
-                self._ends(REPORTED.get(failed.code) or self._crash(failed.message), failed.code, failed.message)
+                    self.flight.beat(report)
+                on_beat(report)
+            case RunnerFailed(code, message):
+                self._ends(REPORTED.get(code) or self._crash(message), code, message)
 
-    def _go_on(self, changed: runner_pb2.Changed) -> None:
+    def _go_on(self, changed: PlanChanged) -> None:
         """Note that the process works for another plan now; of plans in quick succession only the last one counts."""
         if changed.ballot != self._ballot:
             return

@@ -14,6 +14,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.routing.digest import SALT_BYTES
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -41,7 +42,6 @@ from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimit
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
 from exo_mesh.rings.runner.sequence_starts import SequenceStarts
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 IDLE_LAP_S = 5.0
 """Time between two frames of an idle ring whose stages keep sequences: as long as a machine that is short of memory may
@@ -132,11 +132,8 @@ class Driver:
             self.disk.describe(beat.prefix)
         beat.prefix.digest = self.digests.digest
         beat.oldest_wait_s = self.places.oldest_wait_s()
-        for told, durations in (
-            (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.places.waits)
-        ):  # fmt: skip
-            told.counts.extend(durations.counts)
-            told.sum_s = durations.sum_s
+        beat.laps_took, beat.hops_took = self.laps.took.snapshot(), self.hops.snapshot()
+        beat.queue_waits = self.places.waits.snapshot()
 
     def change(self, ballot: Ballot, limits: SchedulerLimits, kept_from: int) -> int:
         """Continue under a new ballot with other stages. Returns how many running requests continue, at the head of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.base.versions import SPOKEN
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.rings.runner.driver_service import DriverService
@@ -29,7 +30,6 @@ from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.plan_codec import ballot_to_proto
 from exo_mesh.wire.proto import ring_pb2 as ring_pb
-from exo_mesh.wire.proto import runner_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -220,13 +220,13 @@ class Endpoint:
         alone = self._setup.num_stages == 1 or self._setup.follows
         return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
-    def heartbeat(self) -> pb.Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The counters of this moment. Raises RankLostError if this is a rank that hangs; see Worker.check_alive."""
         worker, link, driver = self._worker, self._link, self._worker.driver
         worker.check_alive()
         worker.look()
         engine, clock = worker.engine, worker.clock
-        beat = pb.Heartbeat(
+        beat = Heartbeat(
             progress=worker.progress,
             busy_s=worker.busy_s,
             frames_in=self._receiver.frames_in,
@@ -244,11 +244,9 @@ class Endpoint:
             prefill_s=clock.prefill_s,
             is_idle=worker.rest.is_idle,
             hop_rests=link.rests,
+            hop_took=self._hops.snapshot(),
+            library=engine.library_memory() if isinstance(engine, MemoryTeller) else None,
         )
-        beat.hop_took.counts.extend(self._hops.counts)
-        beat.hop_took.sum_s = self._hops.sum_s
-        if isinstance(engine, MemoryTeller) and (library := engine.library_memory()) is not None:
-            beat.library.CopyFrom(pb.LibraryMemory(**asdict(library)))
         if worker.check is not None:
             beat.all_reduce_s = worker.check.all_reduce_s
             if isinstance(engine, GroupTimer):

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_message
+from exo_mesh.wire.runner_pipe import receive_message, send_report
 
 HEARTBEAT_S = 0.5
 
@@ -40,7 +42,7 @@ class NodeLink:
     def __init__(
         self,
         pipe: socket.socket,
-        heartbeat: Callable[[], pb.Heartbeat],
+        heartbeat: Callable[[], Heartbeat],
         on_command: Callable[[pb.ToRunner], None],
         on_stop: Callable[[], None],
         before_exit: Callable[[], None] = lambda: None,
@@ -62,11 +64,11 @@ class NodeLink:
         with contextlib.suppress(BlockingIOError):  # it is awake, or waits for the node
             self._waker.send(b"\0")
 
-    def report(self, message: pb.FromRunner) -> None:
-        """Send one message to the node; end the process if the node is gone."""
+    def report(self, report: FromRunner) -> None:
+        """Send one report to the node; end the process if the node is gone."""
         try:
             with self._sending:
-                send_message(self._pipe, message)
+                send_report(self._pipe, report)
         except TransportError:
             self._exit(EXIT_ORPHANED)
 
@@ -74,7 +76,7 @@ class NodeLink:
         try:
             self._beat()
         except MeshError as exc:
-            self.report(pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+            self.report(RunnerFailed(exc.code, str(exc)))
         except Exception:  # noqa: BLE001 - logged, and then the process ends
             _log.exception("the heartbeat failed; the runner ends")
         self._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process when its node dies
@@ -95,7 +97,7 @@ class NodeLink:
                 due = time.monotonic()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_S
-                self.report(pb.FromRunner(heartbeat=self._heartbeat()))
+                self.report(self._heartbeat())
 
     def _command(self) -> None:
         message = receive_message(self._pipe, pb.ToRunner)

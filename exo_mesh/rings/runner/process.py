@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from exo_mesh.domain.footprint import MOST_SEQUENCES
-from exo_mesh.engine.contract import MachineMemory, TensorSpec
+from exo_mesh.domain.runner.reports import (
+    EnginePrepared,
+    HopBroke,
+    PlanChanged,
+    RunnerFailed,
+    RunnerListening,
+    RunnerReady,
+)
+from exo_mesh.domain.stage import LoadOutcome, StageLoading
+from exo_mesh.domain.tensor_group import GroupFigures
+from exo_mesh.engine.contract import MachineMemory
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.rings.prefix_disk.folder import FileLimits
@@ -33,9 +42,8 @@ from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.weights.model_files import without_paths
 from exo_mesh.wire.plan_codec import plan_from_proto, rank_from_proto
-from exo_mesh.wire.proto import plan_pb2
 from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_message
+from exo_mesh.wire.runner_pipe import receive_message, send_report
 from exo_mesh.wire.tls_codec import tls_from_proto
 
 START_DEADLINE_S = 20.0
@@ -81,11 +89,10 @@ def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
     try:
         made = provider(engine).create()
     except MeshError as exc:
-        send_message(pipe, pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+        send_report(pipe, RunnerFailed(exc.code, str(exc)))
         return None
     memory_bytes = psutil.Process().memory_info().rss
-    answer = pb.Prepared(import_s=time.monotonic() - begin, memory_bytes=memory_bytes)
-    send_message(pipe, pb.FromRunner(prepared=answer))
+    send_report(pipe, EnginePrepared(time.monotonic() - begin, memory_bytes))
     return PreparedEngine(engine, made)
 
 
@@ -101,13 +108,13 @@ async def _serve(
 
     worker = Worker(setup, thread, prepared, used, lambda: _call(loop, endpoint.want_lap))
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
-    endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(_hop_lost(why)))
+    endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(HopBroke(why)))
 
     def change(wanted: pb.ChangePlan) -> None:
         plan = plan_from_proto(wanted.plan)
 
         def done(resumed: int) -> None:
-            node_link.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+            node_link.report(PlanChanged(plan.ballot, resumed))
 
         endpoint.change(Change(replace(setup, plan=plan, index=wanted.stage), wanted.keep_kv_from, done))
 
@@ -172,7 +179,7 @@ def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
 
     def progress(done: int, total: int) -> None:
         files.remove()  # the ranks have met
-        node_link.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+        node_link.report(StageLoading(done, total))
 
     try:
         worker.load(progress)
@@ -184,23 +191,13 @@ def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
 
 async def _listen(worker: Worker, endpoint: Endpoint, node_link: NodeLink, binding: Binding) -> None:
     port = await endpoint.listen(binding)
-    node_link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+    node_link.report(RunnerListening(port, os.getpid()))
     assert worker.engine is not None, "it has been loaded"
     declared, check = worker.engine.capabilities, worker.check
-    ready = pb.Ready(
-        memory_bytes=worker.engine.memory_bytes(),
-        load_s=worker.load_s,
-        inputs=specs_to_proto(declared.inputs),
-        outputs=specs_to_proto(declared.outputs),
-        rolls_back=declared.rollback == "any",
-    )
-    if check is not None:
-        ready.group.CopyFrom(pb.GroupFigures(deadline_s=worker.deadline_s, **dataclasses.asdict(check)))
-    node_link.report(pb.FromRunner(ready=ready))
-
-
-def specs_to_proto(specs: Iterable[TensorSpec]) -> list[plan_pb2.TensorSpec]:
-    return [plan_pb2.TensorSpec(name=spec.name, dtype=spec.dtype, item_shape=spec.item_shape) for spec in specs]
+    group = None if check is None else GroupFigures(check, worker.deadline_s)
+    memory_bytes = worker.engine.memory_bytes()
+    loaded = LoadOutcome(memory_bytes, worker.load_s, declared.inputs, declared.outputs, group)
+    node_link.report(RunnerReady(loaded, declared.rollback == "any"))
 
 
 async def _until_first(*parts: object) -> None:
@@ -224,13 +221,9 @@ def _raise_single(error: BaseException | None) -> None:
         raise error
 
 
-def _hop_lost(reason: str) -> pb.FromRunner:
-    return pb.FromRunner(hop_lost=pb.HopLost(message=reason))
-
-
 def _failed(node_link: NodeLink, code: str, message: str) -> int:
     _log.error("%s: %s", code, message)
-    node_link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    node_link.report(RunnerFailed(code, message))
     return EXIT_FAILED
 
 

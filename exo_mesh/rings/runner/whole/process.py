@@ -13,7 +13,9 @@ from contextlib import suppress
 
 import grpc
 
-from exo_mesh.base.telemetry.durations import Durations
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
+from exo_mesh.domain.stage import LoadOutcome, StageLoading
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.whole import WholeLoadRequest, WholeModelEngine, WholeModelProvider
 from exo_mesh.errors import EngineError, MeshError, StageLostError
@@ -48,9 +50,7 @@ class WholeRunner:
     """One whole-model instance in its process. Made and used on the event loop; `heartbeat` is called from any thread.
     report: sends a message to the node. on_use: see RingRest."""
 
-    def __init__(
-        self, start: pb.StartStage, report: Callable[[pb.FromRunner], None], on_use: Callable[[], None]
-    ) -> None:
+    def __init__(self, start: pb.StartStage, report: Callable[[FromRunner], None], on_use: Callable[[], None]) -> None:
         self._start = start
         self._report = report
         self._on_use = on_use
@@ -72,7 +72,7 @@ class WholeRunner:
 
         def progress(done: int, total: int) -> None:
             self._loading += 1
-            self._report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+            self._report(StageLoading(done, total))
 
         request = WholeLoadRequest(served_from_proto(self._start.served), dict(self._start.options))
         progress(0, 1)
@@ -133,7 +133,7 @@ class WholeRunner:
         if self.driver is not None:
             self.driver.change(self._plan)
             resumed = self.driver.slots.num_running
-        self._report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+        self._report(PlanChanged(self._plan.ballot, resumed))
 
     def stop(self) -> None:
         """End `watch`; called in another thread."""
@@ -154,9 +154,9 @@ class WholeRunner:
             except (TimeoutError, MeshError) as exc:
                 _log.warning("the engine did not close: %s", exc or "no answer")
 
-    def heartbeat(self) -> pb.Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The counters of this moment. A piece of text counts as a token and as a decode frame."""
-        beat = pb.Heartbeat(linked=True, progress=self._loading)
+        beat = Heartbeat(linked=True, progress=self._loading)
         driver, engine = self.driver, self.engine
         if driver is None or engine is None:
             return beat
@@ -169,15 +169,15 @@ class WholeRunner:
         beat.queued, beat.running, beat.oldest_wait_s = slots.num_waiting, slots.num_running, slots.oldest_wait_s
         beat.sequences, beat.slots = slots.num_running, slots.num_slots
         beat.is_idle = driver.rest.is_idle
-        _write(beat.queue_waits, driver.queue_waits)
+        beat.queue_waits = driver.queue_waits.snapshot()
         return beat
 
 
 async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
     """Load, listen, serve; returns the exit code. Every failure is reported to the node before the process ends."""
 
-    def report(message: pb.FromRunner) -> None:
-        link.report(message)
+    def report(news: FromRunner) -> None:
+        link.report(news)
 
     def used() -> None:
         link.beat_soon()  # the node then probes its peers by calls, as for a ring
@@ -188,10 +188,9 @@ async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
     try:
         await runner.load()
         port = await runner.listen()
-        link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+        link.report(RunnerListening(port, os.getpid()))
         assert runner.engine is not None, "loaded"
-        ready = pb.Ready(memory_bytes=runner.engine.memory_bytes(), load_s=runner.load_s, rolls_back=True)
-        link.report(pb.FromRunner(ready=ready))
+        link.report(RunnerReady(LoadOutcome(runner.engine.memory_bytes(), runner.load_s), rolls_back=True))
         await runner.watch()
     except MeshError as exc:
         return await _failed(runner, link, exc.code, str(exc))
@@ -204,7 +203,7 @@ async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
 
 async def _failed(runner: WholeRunner, link: NodeLink, code: str, message: str) -> int:
     _log.error("%s: %s", code, message)
-    link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    link.report(RunnerFailed(code, message))
     await runner.close()
     return EXIT_FAILED
 
@@ -214,8 +213,3 @@ def _provider(name: str) -> WholeModelProvider:
     if found.kind != "whole-model":
         raise EngineError(f"engine {name} runs layer ranges; it cannot serve a whole model by itself")
     return found  # type: ignore[return-value]
-
-
-def _write(message: pb.Durations, durations: Durations) -> None:
-    message.counts.extend(durations.counts)
-    message.sum_s = durations.sum_s
