@@ -178,7 +178,7 @@ def hints_of(cls: Any) -> dict[str, Any]:
     """The fields of a dataclass, a msgspec struct or a NamedTuple, in order, with their annotations."""
     if issubclass(cls, tuple):
         return get_type_hints(cls, include_extras=True)
-    names = getattr(cls, "__struct_fields__", None) or cls.__dataclass_fields__
+    names = cls.__struct_fields__ if hasattr(cls, "__struct_fields__") else cls.__dataclass_fields__
     hints = get_annotations(cls, eval_str=True)  # half the time of get_type_hints, which checks each type
     assert [*hints] == [*names], f"{cls.__name__} inherits fields, or has annotations that are no fields"
     return hints

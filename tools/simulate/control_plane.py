@@ -47,9 +47,8 @@ from exo_mesh.rings.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.peer_call import AnyAnswer
-from exo_mesh.wire.plan_codec import plan_from_proto
-from exo_mesh.wire.proto import plan_pb2, runner_pb2
 from exo_mesh.wire.ring_link import LOST_AFTER_S
+from exo_mesh.wire.runner_commands import StartStage
 from tools.simulate.mesh import SimPeer
 from tools.simulate.network import Network
 from tools.simulate.virtual_loop import VirtualLoop
@@ -151,9 +150,9 @@ class SimRunner:
     """A runner that loads for a while, reports a hop that has been broken for 5 s, and ends if no other plan arrives,
     like a real runner."""
 
-    def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
+    def __init__(self, node: SimNode, start: StartStage) -> None:
         self.peer = node
-        self.plan: Plan = plan_from_proto(start.plan)
+        self.plan: Plan = start.plan
         self.index = start.stage
         self.label = f"{self.plan.instance_id}[{self.index}]"
         self.board = StatusBoard()
@@ -209,12 +208,12 @@ class SimRunner:
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         self._next = endpoint
 
-    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+    async def change(self, plan: Plan, stage: int, keep_kv_from: int) -> None:
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, "goes on by another ballot")
         if not self.alive:
             raise StageLostError("gone")
-        self.plan, self.index = plan_from_proto(plan), stage
+        self.plan, self.index = plan, stage
         self._next, self._broken_s = "", 0.0
         self._ledger.change(self)
         self._listen()

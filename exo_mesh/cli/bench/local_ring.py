@@ -20,11 +20,10 @@ from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
-from exo_mesh.wire.plan_codec import ballot_to_proto, plan_to_proto, rank_to_proto
+from exo_mesh.wire.plan_codec import ballot_to_proto
 from exo_mesh.wire.proto import driver_pb2
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair, write_message
-from exo_mesh.wire.tls_codec import tls_to_proto
+from exo_mesh.wire.runner_commands import LinkNext, LinkRanks, PrefixDisk, StartStage
+from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair, write_command
 
 INSTANCE, BALLOT = "bench", Ballot(1, "bench")
 """Of the plans of all rings here."""
@@ -71,8 +70,8 @@ class LocalRunner:
         for follower in self.followers:
             await follower.become_ready()
         if self.followers:
-            endpoints = [f"127.0.0.1:{follower.port}" for follower in self.followers]
-            await write_message(self.writer, pb.ToRunner(ranks=pb.LinkRanks(endpoints=endpoints)))
+            endpoints = tuple(f"127.0.0.1:{follower.port}" for follower in self.followers)
+            await write_command(self.writer, LinkRanks(endpoints))
 
     async def keep_beats(self) -> None:
         """Reads heartbeats and keeps the last one until the runner ends; sets `failed` to the error that it reports."""
@@ -132,12 +131,6 @@ async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> Loca
     return leader
 
 
-def _prefix_disk(disks: Path | None, index: int) -> pb.PrefixDisk | None:
-    if disks is None:
-        return None
-    return pb.PrefixDisk(directory=str(disks / str(index)), most_bytes=10**11, days=1)
-
-
 def free_endpoints(number: int) -> tuple[str, ...]:
     """Endpoints on loopback with ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
@@ -156,19 +149,19 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
     if cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(process.pid, {cpu})
     runner = LocalRunner(process, *await open_pipe(ours))
-    start = pb.StartStage(
-        plan=plan_to_proto(what.plan),
+    start = StartStage(
+        plan=what.plan,
         stage=index,
         model_dir=str(what.model_dir),
         options=what.options,
         host="127.0.0.1",
         max_queued=64,
         prefix_bytes=what.prefix_bytes,
-        prefix_disk=_prefix_disk(what.disks, index),
-        tls=tls_to_proto(what.tls),
-        rank=None if rank is None else rank_to_proto(rank),
+        prefix_disk=None if what.disks is None else PrefixDisk(str(what.disks / str(index)), 10**11, 1),
+        tls=what.tls,
+        rank=rank,
     )
-    await write_message(runner.writer, pb.ToRunner(start=start))
+    await write_command(runner.writer, start)
     return runner
 
 
@@ -199,8 +192,7 @@ async def local_ring(
         for runner in runners:
             await runner.become_ready()
         for runner, following in zip(runners, runners[1:] + runners[:1], strict=True):
-            link = pb.LinkNext(endpoint=f"127.0.0.1:{following.port}")
-            await write_message(runner.writer, pb.ToRunner(link=link))
+            await write_command(runner.writer, LinkNext(f"127.0.0.1:{following.port}"))
         everybody = [member for runner in runners for member in (runner, *runner.followers)]
         readers = [asyncio.create_task(runner.keep_beats()) for runner in everybody]
         yield runners

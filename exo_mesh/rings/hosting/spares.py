@@ -15,7 +15,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.rings.hosting.runner_child import RunnerChild, spawn
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.wire import runner_pipe
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.runner_commands import Prepare
 
 IMPORT_S = 120.0
 """Longest time to import an engine's library: torch on a slow board from an SD card takes half a minute."""
@@ -156,7 +156,7 @@ async def _prepared(engine: str, command: Sequence[str], environment: Mapping[st
     child = await spawn(command, environment)
     try:
         await child.open()
-        await runner_pipe.write_message(child.writer, runner_pb2.ToRunner(prepare=runner_pb2.Prepare(engine=engine)))
+        await runner_pipe.write_command(child.writer, Prepare(engine))
         async with asyncio.timeout(IMPORT_S):
             report = await runner_pipe.read_report(child.reader)
         if not isinstance(report, EnginePrepared):

@@ -34,8 +34,6 @@ from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
@@ -291,9 +289,7 @@ class StageHost:
     async def show_new_certificate(self) -> None:
         """Send this node's renewed credentials to the stages that run here."""
         assert self._credentials is not None, "an open mesh has none"
-        tls = tls_to_proto(self._credentials.current)
-        assert tls is not None, "made from credentials"
-        sends = (runner.show(tls) for runner in self._runners.values())
+        sends = (runner.show(self._credentials.current) for runner in self._runners.values())
         for outcome in await asyncio.gather(*sends, return_exceptions=True):
             # a MeshError means that the runner is ending
             if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):
@@ -361,7 +357,7 @@ class StageHost:
         self._started[instance_id] = lease
         self._hops.forget(instance_id, runner)
         keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
-        await runner.change(plan_to_proto(plan), lease.index, keeps)
+        await runner.change(plan, lease.index, keeps)
         _log.info("%s continues under ballot %s", runner.label, lease.ballot)
         return runner
 

@@ -13,6 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, HopBroke, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, RunnerLimits
@@ -42,10 +45,19 @@ from exo_mesh.rings.hosting.runner_exit import (
 from exo_mesh.rings.hosting.stack_listener import StackListener
 from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.rings.hosting.status_board import StatusBoard
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.wire import runner_pipe
 from exo_mesh.wire.channel_options import bracketed
-from exo_mesh.wire.plan_codec import ballot_from_proto
-from exo_mesh.wire.proto import plan_pb2, runner_pb2
+from exo_mesh.wire.runner_commands import (
+    ChangePlan,
+    LinkNext,
+    LinkRanks,
+    OpenHop,
+    Pressure,
+    StartStage,
+    StopStage,
+    ToRunner,
+)
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner")
 
@@ -81,7 +93,7 @@ class Runner:
     def __init__(
         self,
         label: str,
-        start: runner_pb2.StartStage,
+        start: StartStage,
         host: str,
         *,
         limits: RunnerLimits = DEFAULT_LIMITS,
@@ -111,7 +123,7 @@ class Runner:
         self._changed_by = math.inf
         self._listening: StageListening | None = None
         self._loaded = LoadOutcome()
-        self._ballot = ballot_from_proto(start.plan.ballot)
+        self._ballot = start.plan.ballot
         self._start = start
         self._host = host
         self._limits = limits
@@ -180,13 +192,13 @@ class Runner:
 
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
-        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+        await self._tell(LinkNext(endpoint, keep_stream))
         self.flight.note("linked", endpoint)
 
     async def open_hop(self) -> None:
         """Let a hop that rests connect, and stay open for some seconds; a runner that is gone is ignored."""
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(open_hop=runner_pb2.OpenHop()))
+            await self._tell(OpenHop())
 
     def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
         """Report that this stage cannot reach the next one; the owner of the ring decides what follows.
@@ -196,39 +208,37 @@ class Runner:
         self.flight.note("hop lost", reason)
         self.board.publish(StageHopLost(reason, is_out_of_reach))
 
-    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+    async def change(self, plan: Plan, stage: int, keep_kv_from: int) -> None:
         """Let the process continue under another plan, with the layers that it has; see ChangePlan. From now on `board`
         is for that plan, and is not ready before the process reports so. Raises StageLostError if it is gone."""
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, f"{self.label} continues under ballot {plan.ballot.counter}")
-        self._ballot = ballot_from_proto(plan.ballot)
+        self._ballot = plan.ballot
         self._changed_by = asyncio.get_running_loop().time() + CHANGE_S
-        change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
-        await self._tell(runner_pb2.ToRunner(change=change))
+        await self._tell(ChangePlan(plan, stage, keep_kv_from))
         self.flight.note("change of plan", ballot=plan.ballot.counter, stage=stage, keep_kv_from=keep_kv_from)
 
     async def link_ranks(self, endpoints: Sequence[str]) -> None:
         """Send the leader of a tensor group the endpoints of ranks 1 to N-1. Raises StageLostError if it is gone."""
-        await self._tell(runner_pb2.ToRunner(ranks=runner_pb2.LinkRanks(endpoints=endpoints)))
+        await self._tell(LinkRanks(tuple(endpoints)))
 
-    async def show(self, tls: runner_pb2.TlsCredentials) -> None:
+    async def show(self, tls: Credentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
-        self._start.tls.CopyFrom(tls)  # in case the process has not received its start message yet
-        await self._tell(runner_pb2.ToRunner(tls=tls))
+        self._start = replace(self._start, tls=tls)  # in case the process has not received its start message yet
+        await self._tell(tls)
 
     async def press(self, level: int, free_bytes: int) -> None:
         """Send the stage the memory pressure of the machine, and the bytes that its KV may still take; a runner that is
         gone is ignored."""
         self._memory.level = level
-        pressure = runner_pb2.Pressure(level=level, free_bytes=free_bytes)
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(pressure=pressure))
+            await self._tell(Pressure(level, free_bytes))
 
-    async def _tell(self, message: runner_pb2.ToRunner) -> None:
+    async def _tell(self, command: ToRunner) -> None:
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
         try:
-            await runner_pipe.write_message(self._writer, message)
+            await runner_pipe.write_command(self._writer, command)
         except TransportError as exc:
             raise StageLostError(f"the runner of {self.label} is gone") from exc
 
@@ -267,7 +277,7 @@ class Runner:
         await child.open()
         process, reader, self._writer = child.process, child.reader, child.writer
         with contextlib.suppress(TransportError):  # it has ended already, and its exit code says more
-            await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
+            await runner_pipe.write_command(self._writer, self._start)
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
         # not only the end of its pipe: a child of the runner may hold the pipe open
@@ -335,7 +345,7 @@ class Runner:
         if problem:
             ends = {Phase.STARTING: End.CRASHED, Phase.LOADING: End.WEDGED, Phase.READY: End.STALLED}
             # a rank without progress may wait for another rank; the peer that placed the group counts its failures
-            waits = self._start.HasField("rank") and watch.phase is not Phase.STARTING
+            waits = self._start.rank is not None and watch.phase is not Phase.STARTING
             raise StuckError(f"the runner of {self.label} {problem}", End.LOST if waits else ends[watch.phase])
 
     @property
@@ -403,7 +413,7 @@ class Runner:
         assert self._writer is not None
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(0.5):
-                await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
+                await runner_pipe.write_command(self._writer, StopStage())
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "created with a pipe"

@@ -15,8 +15,8 @@ from typing import NoReturn
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed
 from exo_mesh.errors import MeshError, TransportError
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_report
+from exo_mesh.wire.runner_commands import StopStage, ToRunner
+from exo_mesh.wire.runner_pipe import receive_command, send_report
 
 HEARTBEAT_S = 0.5
 
@@ -35,7 +35,7 @@ class NodeLink:
     """Owns the runner's end of the pipe. Ends the process when the node is gone, when a stop takes too long, and when
     `heartbeat` raises; a MeshError from `heartbeat` is reported first.
 
-    `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
+    `report` may be called from any thread. `on_command` is called in this thread with every command but StopStage, and
     `on_stop` once with StopStage. `before_exit` is called just before this class ends the process.
     """
 
@@ -43,7 +43,7 @@ class NodeLink:
         self,
         pipe: socket.socket,
         heartbeat: Callable[[], Heartbeat],
-        on_command: Callable[[pb.ToRunner], None],
+        on_command: Callable[[ToRunner], None],
         on_stop: Callable[[], None],
         before_exit: Callable[[], None] = lambda: None,
     ) -> None:
@@ -100,13 +100,13 @@ class NodeLink:
                 self.report(self._heartbeat())
 
     def _command(self) -> None:
-        message = receive_message(self._pipe, pb.ToRunner)
-        if message is None:
+        command = receive_command(self._pipe)
+        if command is None:
             self._exit(EXIT_ORPHANED)  # without a node, nobody would ever stop this process
-        if message.HasField("stop"):
+        if isinstance(command, StopStage):
             timer = threading.Timer(STOP_DEADLINE_S, self._exit, (0,))
             timer.daemon = True
             timer.start()
             self._on_stop()
         else:
-            self._on_command(message)
+            self._on_command(command)

@@ -39,12 +39,20 @@ from exo_mesh.rings.runner.ranks import RankFiles
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK
 from exo_mesh.rings.runner.stage_setup import DiskSetup, PreparedEngine, StageSetup
 from exo_mesh.rings.runner.worker import Worker
-from exo_mesh.security.credentials import RenewedCredentials
+from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.weights.model_files import without_paths
-from exo_mesh.wire.plan_codec import plan_from_proto, rank_from_proto
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_report
-from exo_mesh.wire.tls_codec import tls_from_proto
+from exo_mesh.wire.runner_commands import (
+    ChangePlan,
+    LinkNext,
+    LinkRanks,
+    OpenHop,
+    PrefixDisk,
+    Prepare,
+    Pressure,
+    StartStage,
+    ToRunner,
+)
+from exo_mesh.wire.runner_pipe import receive_command, send_report
 
 START_DEADLINE_S = 20.0
 """Seconds from the start of the process to its StartStage: the node sends it at once."""
@@ -58,15 +66,15 @@ def run_process(control_fd: int) -> int:
     """Run the stage that the node asks for over the inherited pipe; returns the exit code."""
     pipe = socket.socket(fileno=control_fd)
     pipe.settimeout(START_DEADLINE_S)
-    first = receive_message(pipe, pb.ToRunner)
+    first = receive_command(pipe)
     prepared: PreparedEngine | None = None
-    if first is not None and first.HasField("prepare"):
-        prepared = _prepare(pipe, first.prepare.engine)
+    if isinstance(first, Prepare):
+        prepared = _prepare(pipe, first.engine)
         if prepared is None:
             return EXIT_FAILED
         pipe.settimeout(None)  # until there is a stage for it, or its node is gone
-        first = receive_message(pipe, pb.ToRunner)
-    if first is None or not first.HasField("start"):
+        first = receive_command(pipe)
+    if not isinstance(first, StartStage):
         return EXIT_ORPHANED
     pipe.settimeout(None)  # from here on `select` waits for data
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -74,13 +82,13 @@ def run_process(control_fd: int) -> int:
         import uvloop  # halves the cost of a hop
 
         factory = uvloop.new_event_loop
-    if first.start.HasField("served"):
+    if first.served is not None:
         from exo_mesh.rings.runner.whole.process import serve_whole
 
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(serve_whole(pipe, first.start))
+            return runner.run(serve_whole(pipe, first))
     thread = EngineThread()
-    return thread.run(_serve(pipe, first.start, thread, prepared), factory)
+    return thread.run(_serve(pipe, first, thread, prepared), factory)
 
 
 def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
@@ -97,7 +105,7 @@ def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
 
 
 async def _serve(
-    pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
+    pipe: socket.socket, start: StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
 ) -> int:
     """Load, listen, work. Every failure is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -107,32 +115,29 @@ async def _serve(
         node_link.beat_soon()  # the node then probes its peers by calls, from the first frame on
 
     worker = Worker(setup, thread, prepared, used, lambda: _call(loop, endpoint.want_lap))
-    credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
+    credentials = RenewedCredentials(start.tls) if start.tls is not None else None
     endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(HopBroke(why)))
 
-    def change(wanted: pb.ChangePlan) -> None:
-        plan = plan_from_proto(wanted.plan)
-
+    def change(wanted: ChangePlan) -> None:
         def done(resumed: int) -> None:
-            node_link.report(PlanChanged(plan.ballot, resumed))
+            node_link.report(PlanChanged(wanted.plan.ballot, resumed))
 
-        endpoint.change(Change(replace(setup, plan=plan, index=wanted.stage), wanted.keep_kv_from, done))
+        endpoint.change(Change(replace(setup, plan=wanted.plan, index=wanted.stage), wanted.keep_kv_from, done))
 
-    def obey(command: pb.ToRunner) -> None:
-        if command.HasField("link"):
-            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
-        elif command.HasField("change"):
-            loop.call_soon_threadsafe(change, command.change)
-        elif command.HasField("ranks"):
-            endpoints = tuple(command.ranks.endpoints)
-            loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
-        elif command.HasField("open_hop"):
-            loop.call_soon_threadsafe(endpoint.open_hop)
-        elif command.HasField("tls") and credentials is not None:
-            credentials.replace(tls_from_proto(command.tls))
-        elif command.HasField("pressure"):
-            free = command.pressure.free_bytes if command.pressure.HasField("free_bytes") else None
-            worker.press(command.pressure.level, free)
+    def obey(command: ToRunner) -> None:
+        match command:
+            case LinkNext(following, keep_stream):
+                loop.call_soon_threadsafe(endpoint.link_to, following, keep_stream)
+            case ChangePlan():
+                loop.call_soon_threadsafe(change, command)
+            case LinkRanks(endpoints):
+                loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
+            case OpenHop():
+                loop.call_soon_threadsafe(endpoint.open_hop)
+            case Credentials() if credentials is not None:
+                credentials.replace(command)
+            case Pressure(level, free_bytes):
+                worker.press(level, free_bytes)
 
     files = RankFiles()
     node_link = NodeLink(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
@@ -153,24 +158,24 @@ async def _serve(
     return EXIT_STOPPED
 
 
-def _setup(start: pb.StartStage) -> StageSetup:
+def _setup(start: StartStage) -> StageSetup:
     return StageSetup(
-        plan=plan_from_proto(start.plan),
+        plan=start.plan,
         index=start.stage,
         model_dir=Path(start.model_dir),
         options=dict(start.options),
         max_queued=start.max_queued,
-        rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
+        rank=start.rank,
         warms_up=not start.skip_warmup,
         memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
-        prefix_bytes=start.prefix_bytes if start.HasField("prefix_bytes") else None,
-        disk=_disk_setup(start.prefix_disk) if start.HasField("prefix_disk") else None,
+        prefix_bytes=start.prefix_bytes,
+        disk=None if start.prefix_disk is None else _disk_setup(start.prefix_disk),
     )
 
 
-def _disk_setup(wanted: pb.PrefixDisk) -> DiskSetup:
+def _disk_setup(wanted: PrefixDisk) -> DiskSetup:
     return DiskSetup(Path(wanted.directory), FileLimits(wanted.most_bytes, wanted.days), wanted.secret)
 
 

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from msgspec import structs
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.stage import StageFailed, StageListening, StageReady
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.supervisor import Runner
-from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.runner_commands import StartStage
 from tests.support.nodes import until
 
 QUICK = RunnerLimits(first_message_s=20.0, silence_s=0.6, load_base_s=0.3, polite_s=0.3, terminate_s=0.3)
@@ -39,7 +40,7 @@ pipe.recv(65536)
 def runner(script: str, limits: RunnerLimits = QUICK) -> Runner:
     stage = StagePlan("me", "dummy", Shard("m", 0, 4, 4), 1)
     plan = Plan("m-1", Ballot(1, "me"), "m", "d", (stage,), 64, PlanInputs((("me", 9),), "memory", 1))
-    start = runner_pb2.StartStage(plan=plan_to_proto(plan), stage=0)
+    start = StartStage(plan=plan, stage=0)
     command = (sys.executable, "-c", PREAMBLE.format(path=sys.path) + script)
     return Runner("m-1[0:4]", start, "127.0.0.1", limits=limits, command=command)
 
@@ -138,7 +139,7 @@ async def test_each_end_says_whether_it_may_be_tried_again(script: str, end: End
 @pytest.mark.parametrize("script", [STANDS_STILL, IN_A_FRAME])
 async def test_a_rank_that_gets_on_no_more_may_wait_for_another_one(script: str) -> None:
     one = runner(script, replace(QUICK, decode_s=0.5))
-    one._start.rank.backend = "ring"
+    one._start = structs.replace(one._start, rank=RankWiring("ring", 0, ("a:1", "b:2")))
     await asyncio.wait_for(one.run(), 20)
     assert one.end is End.LOST
 

@@ -23,13 +23,11 @@ from exo_mesh.rings.runner.endpoint import Binding, bind_in_range
 from exo_mesh.rings.runner.node_link import NodeLink
 from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.rings.runner.whole.service import WholeDriverService
-from exo_mesh.security.credentials import RenewedCredentials
+from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.wire.channels import new_server
 from exo_mesh.wire.gate import Gate, handlers_of
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.plan_codec import plan_from_proto, served_from_proto
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.tls_codec import tls_from_proto
+from exo_mesh.wire.runner_commands import ChangePlan, StartStage, ToRunner
 
 LOAD_S = 600.0
 """Deadline of a load: a server may first read tens of gigabytes from a slow disk."""
@@ -50,14 +48,14 @@ class WholeRunner:
     """One whole-model instance in its process. Made and used on the event loop; `heartbeat` is called from any thread.
     report: sends a message to the node. on_use: see RingRest."""
 
-    def __init__(self, start: pb.StartStage, report: Callable[[FromRunner], None], on_use: Callable[[], None]) -> None:
+    def __init__(self, start: StartStage, report: Callable[[FromRunner], None], on_use: Callable[[], None]) -> None:
         self._start = start
         self._report = report
         self._on_use = on_use
-        self._plan = plan_from_proto(start.plan)
+        self._plan = start.plan
         self._stopped = asyncio.Event()
         self._server: grpc.aio.Server | None = None
-        self._credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
+        self._credentials = RenewedCredentials(start.tls) if start.tls is not None else None
         self._loop = asyncio.get_running_loop()
         self._loading = 0
         self.engine: WholeModelEngine | None = None
@@ -74,7 +72,8 @@ class WholeRunner:
             self._loading += 1
             self._report(StageLoading(done, total))
 
-        request = WholeLoadRequest(served_from_proto(self._start.served), dict(self._start.options))
+        assert self._start.served is not None, "see run_process"
+        request = WholeLoadRequest(self._start.served, dict(self._start.options))
         progress(0, 1)
         try:
             async with asyncio.timeout(LOAD_S):
@@ -118,17 +117,17 @@ class WholeRunner:
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._stopped.wait()
 
-    def obey(self, command: pb.ToRunner) -> None:
+    def obey(self, command: ToRunner) -> None:
         """Take a command of the node; called in another thread."""
-        if command.HasField("change"):
-            self._on_loop(self._change, command.change)
-        elif command.HasField("tls") and self._credentials is not None:
-            self._credentials.replace(tls_from_proto(command.tls))
+        if isinstance(command, ChangePlan):
+            self._on_loop(self._change, command)
+        elif isinstance(command, Credentials) and self._credentials is not None:
+            self._credentials.replace(command)
         # there is no next stage to link to, and no KV of ours that memory pressure could shrink
 
-    def _change(self, wanted: pb.ChangePlan) -> None:
+    def _change(self, wanted: ChangePlan) -> None:
         """Continue under another ballot; running calls go on, and their callers see the new ballot."""
-        self._plan = plan_from_proto(wanted.plan)
+        self._plan = wanted.plan
         resumed = 0
         if self.driver is not None:
             self.driver.change(self._plan)
@@ -173,7 +172,7 @@ class WholeRunner:
         return beat
 
 
-async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
+async def serve_whole(pipe: socket.socket, start: StartStage) -> int:
     """Load, listen, serve; returns the exit code. Every failure is reported to the node before the process ends."""
 
     def report(news: FromRunner) -> None:
