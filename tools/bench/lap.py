@@ -20,8 +20,8 @@ from typing import Any
 from exo_mesh.base.versions import SPOKEN
 from exo_mesh.cli.bench.local_ring import ring_request
 from exo_mesh.cli.bench.ring import MODEL, ring_plan
-from exo_mesh.domain.frame import Frame
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.frame import Frame, RingHello
+from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.errors import MeshError
 from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
@@ -31,7 +31,6 @@ from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.codec import decode_ack
 from exo_mesh.wire.driver_codec import request_from_proto
 from exo_mesh.wire.proto import driver_pb2
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -81,7 +80,7 @@ class LapRing:
         options = {"payload_bytes": str(payload_bytes)}
         setups = [StageSetup(plan, index, directory, options, 64, prefix_bytes=0) for index in range(num_stages)]
         self.workers = [Worker(setup) for setup in setups]
-        self.links = [RingLink(pb.RingHello()) for _ in setups]
+        self.links = [RingLink(RingHello(0, 0, "", NO_BALLOT, 0)) for _ in setups]
         self._wires = [Wire(self.links[index - 1]) for index in range(num_stages)]
         self._readers: list[Coroutine[Any, Any, None]] = []
         self.ns = [0] * num_stages

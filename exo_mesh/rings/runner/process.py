@@ -31,7 +31,7 @@ from exo_mesh.engine.contract import MachineMemory
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.rings.prefix_disk.folder import FileLimits
-from exo_mesh.rings.runner.endpoint import Binding, Endpoint
+from exo_mesh.rings.runner.endpoint import Endpoint
 from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.inbox import Change
 from exo_mesh.rings.runner.node_link import EXIT_ORPHANED, NodeLink
@@ -41,6 +41,7 @@ from exo_mesh.rings.runner.stage_setup import DiskSetup, PreparedEngine, StageSe
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.weights.model_files import without_paths
+from exo_mesh.wire.data_server import Binding
 from exo_mesh.wire.runner_commands import (
     ChangePlan,
     LinkNext,

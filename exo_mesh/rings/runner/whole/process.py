@@ -11,21 +11,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import grpc
-
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.stage import LoadOutcome, StageLoading
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.whole import WholeLoadRequest, WholeModelEngine, WholeModelProvider
 from exo_mesh.errors import EngineError, MeshError, StageLostError
-from exo_mesh.rings.runner.endpoint import Binding, bind_in_range
 from exo_mesh.rings.runner.node_link import NodeLink
 from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.rings.runner.whole.service import WholeDriverService
 from exo_mesh.security.credentials import Credentials, RenewedCredentials
-from exo_mesh.wire.channels import new_server
-from exo_mesh.wire.gate import Gate, handlers_of
+from exo_mesh.wire.data_server import Binding, DataServer
 from exo_mesh.wire.incoming import MAX_BYTES
 from exo_mesh.wire.runner_commands import ChangePlan, StartStage, ToRunner
 
@@ -54,7 +50,7 @@ class WholeRunner:
         self._on_use = on_use
         self._plan = start.plan
         self._stopped = asyncio.Event()
-        self._server: grpc.aio.Server | None = None
+        self._server: DataServer | None = None
         self._credentials = RenewedCredentials(start.tls) if start.tls is not None else None
         self._loop = asyncio.get_running_loop()
         self._loading = 0
@@ -90,13 +86,9 @@ class WholeRunner:
         assert self.driver is not None, "loaded"
         # a prompt as text has about 4 bytes per token, and JSON may escape each of them
         most = MAX_BYTES + 32 * self._plan.context_limit
-        server = new_server([Gate(lambda method, data: most)])
-        server.add_generic_rpc_handlers(handlers_of(WholeDriverService(self.driver).answers()))
+        self._server = DataServer(lambda method, data: most, WholeDriverService(self.driver).answers())
         binding = Binding(self._start.host, self._start.port_first, self._start.port_last)
-        port = bind_in_range(server, binding, self._credentials)
-        await server.start()
-        self._server = server
-        return port
+        return await self._server.listen(binding, self._credentials)
 
     async def watch(self) -> None:
         """Check the engine until the node asks for a stop. Raises StageLostError when the engine cannot serve any
@@ -145,7 +137,7 @@ class WholeRunner:
     async def close(self) -> None:
         """End the server and the engine, each within CLOSE_S."""
         if self._server is not None:
-            await self._server.stop(grace=0.2)
+            await self._server.close()
         if self.engine is not None:
             try:
                 async with asyncio.timeout(CLOSE_S):
