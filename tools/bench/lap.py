@@ -14,6 +14,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Coroutine, Generator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -22,6 +23,7 @@ from exo_mesh.cli.bench.local_ring import ring_request
 from exo_mesh.cli.bench.ring import MODEL, ring_plan
 from exo_mesh.domain.frame import Frame, RingHello
 from exo_mesh.domain.plan import NO_BALLOT, Plan
+from exo_mesh.domain.request import SamplingParams
 from exo_mesh.errors import MeshError
 from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
@@ -29,7 +31,6 @@ from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.codec import decode_ack
-from exo_mesh.wire.driver_codec import request_from_proto
 from exo_mesh.wire.proto import driver_pb2
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
@@ -94,9 +95,8 @@ class LapRing:
         """Starts the workers and submits a request for each mailbox; returns once the first frame has left."""
         running = [asyncio.create_task(self._run(*pair)) for pair in zip(self.workers, self.links, strict=True)]
         for number, mailbox in enumerate(mailboxes):
-            request = ring_request(f"r{number}", [1], tokens)
-            request.sampling.temperature = temperature
-            self.workers[-1].inbox.put_nowait(Submit(request_from_proto(request), mailbox))
+            request = replace(ring_request(f"r{number}", [1], tokens), sampling=SamplingParams(temperature=temperature))
+            self.workers[-1].inbox.put_nowait(Submit(request, mailbox))
         for reader in self._readers:
             reader.send(None)
         for _ in range(START_TURNS):

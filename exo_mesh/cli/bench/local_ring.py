@@ -8,11 +8,13 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.tensor_group import RankWiring
@@ -20,8 +22,7 @@ from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import driver_pb2
+from exo_mesh.wire.driver_connection import Ask, open_driver
 from exo_mesh.wire.runner_commands import LinkNext, LinkRanks, PrefixDisk, StartStage
 from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair, write_command
 
@@ -42,6 +43,7 @@ class LocalRunner:
     """A runner process, controlled over its pipe like by a node. followers: ranks 1, 2, … of the group that it
     leads."""
 
+    plan: Plan
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -83,6 +85,10 @@ class LocalRunner:
             elif isinstance(report, RunnerFailed):
                 self.failed = report
 
+    def driver(self, tls: Credentials | None = None) -> AbstractAsyncContextManager[Ask]:
+        """A connection for requests, if this is the last stage."""
+        return open_driver(f"127.0.0.1:{self.port}", self.plan, tls)
+
     async def fresh_beat(self) -> Heartbeat:
         """Waits for a heartbeat that was made after this call: the second one to arrive."""
         async with asyncio.timeout(READY_DEADLINE_S):
@@ -104,17 +110,9 @@ class RingJob:
     disks: Path | None = None
 
 
-def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
+def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> GenerateRequest:
     """A greedy request that draws exactly this many tokens."""
-    return driver_pb2.GenerateRequest(
-        instance_id=INSTANCE,
-        ballot=ballot_to_proto(BALLOT),
-        request_id=request_id,
-        prompt_ids=prompt_ids,
-        max_tokens=tokens,
-        ignore_eos=True,
-        sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
-    )
+    return GenerateRequest(request_id, tuple(prompt_ids), tokens, SamplingParams(temperature=0.0), ignore_eos=True)
 
 
 async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:
@@ -148,7 +146,7 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
     theirs.close()
     if cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(process.pid, {cpu})
-    runner = LocalRunner(process, *await open_pipe(ours))
+    runner = LocalRunner(what.plan, process, *await open_pipe(ours))
     start = StartStage(
         plan=what.plan,
         stage=index,
