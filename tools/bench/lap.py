@@ -25,13 +25,13 @@ from exo_mesh.domain.frame import Frame, RingHello
 from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.request import SamplingParams
 from exo_mesh.errors import MeshError
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.codec import decode_ack
-from exo_mesh.wire.proto import driver_pb2
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -150,10 +150,8 @@ async def measure(num_stages: int, streams: int, tokens: int, payload_bytes: int
 
 def _take(mailbox: Mailbox) -> int:
     """Takes all tokens, as the call of a request would. Returns their number."""
-    message = driver_pb2.GenerateEvents()
-    while mailbox.backlog:
-        mailbox.take_into(message)
-    return len(message.events)
+    updates = [mailbox.take() for _ in range(mailbox.backlog)]
+    return len(events_message(updates).events) if updates else 0
 
 
 def add_parser(subparsers: Any) -> None:

@@ -12,7 +12,7 @@ from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.domain.request import GenerateRequest, Prefilled
 from exo_mesh.domain.routing.digest import SALT_BYTES
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.tensor import Tensor
@@ -26,7 +26,7 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.rings.runner.callers import Callers
-from exo_mesh.rings.runner.generation import Generation, prefill_events
+from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.laps import LapTimes
 from exo_mesh.rings.runner.mailbox import Mailbox
@@ -180,7 +180,7 @@ class Driver:
     def reassure(self) -> None:
         """Notify all callers that their requests are alive: entry peers take silence for the end of the ring."""
         for generation in self._live.values():
-            self.callers.tell(generation, prefill_events, 0)
+            self.callers.tell(generation, Prefilled(0))
 
     def _came_round(self, lost_copies: list[int]) -> dict[int, int]:
         """The positions whose rows every stage has computed, by running sequence."""
@@ -199,7 +199,7 @@ class Driver:
             try:
                 kept = self.replays.open(request)
             except KeyReusedError as exc:
-                self.callers.fail(Generation.begin(request, sequence_id, mailbox), exc)
+                self.callers.tell(Generation.begin(request, sequence_id, mailbox), exc)
                 return
             assert kept is not None, "it has a key"
             request = self._take_over(request, kept, mailbox, sequence_id)
@@ -282,7 +282,7 @@ class Driver:
         draw_s = time.perf_counter() - now
         for row in frame.rows if is_prefill else ():
             if row.sequence in self._live:
-                self.callers.tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
+                self.callers.tell(self._live[row.sequence], Prefilled(row.pos0 + row.n))
         self.pump()
         if work is not None and lap_s is not None and (is_prefill or now - self._learnt_at > LEARN_EVERY_S):
             self._learnt_at = now
@@ -459,7 +459,7 @@ class Driver:
         self.beginnings.end(generation.sequence, is_sound=is_sound)
         if error is not None:
             self.callers.tell_laps(generation)
-            self.callers.fail(generation, error)
+            self.callers.tell(generation, error)
 
     def _refuse(self, generation: Generation, error: MeshError | None) -> None:
         """Answer a request that never enters the queue. error: None if there is nothing to do."""
@@ -468,7 +468,7 @@ class Driver:
         if generation.kept is not None:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
         if error is not None:
-            self.callers.fail(generation, error)
+            self.callers.tell(generation, error)
 
 
 def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:

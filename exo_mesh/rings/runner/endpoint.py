@@ -14,7 +14,7 @@ from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError
-from exo_mesh.rings.runner.driver_service import DriverService
+from exo_mesh.rings.runner.calls import DriverService
 from exo_mesh.rings.runner.inbox import Change, Reassure
 from exo_mesh.rings.runner.queue_places import SIGN_OF_LIFE_S
 from exo_mesh.rings.runner.ranks import RankLinks, watch_leader

@@ -18,8 +18,8 @@ from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.whole import WholeLoadRequest, WholeModelEngine, WholeModelProvider
 from exo_mesh.errors import EngineError, MeshError, StageLostError
 from exo_mesh.rings.runner.node_link import NodeLink
+from exo_mesh.rings.runner.whole.calls import WholeDriverService
 from exo_mesh.rings.runner.whole.driver import WholeDriver
-from exo_mesh.rings.runner.whole.service import WholeDriverService
 from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.wire.data_server import Binding, DataServer
 from exo_mesh.wire.incoming import MAX_BYTES
