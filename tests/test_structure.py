@@ -72,7 +72,7 @@ def test_a_folder_has_three_to_thirty_modules() -> None:
 
 
 MESSAGE = re.compile(r"^ *(?:from|import) .*(?:_pb2|\bgrpc)\b", re.MULTILINE)
-MOST_READERS = 33
+MOST_READERS = 0
 
 
 def test_ever_fewer_modules_outside_wire_and_calls_know_messages_or_grpc() -> None:

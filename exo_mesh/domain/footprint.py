@@ -111,3 +111,16 @@ def pools_to_pin(context_limit: int) -> tuple[int, ...]:
 def gigabytes(num_bytes: int) -> str:
     """Formats bytes for people: GB with two decimals, or MB below 1 GB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryMemory:
+    """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.
+    cache: kept for later arrays. peak: the most that was active. limit: the most that it may take; None without a
+    limit."""
+
+    source: str
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+    limit_bytes: int | None = None

@@ -241,3 +241,16 @@ class Frame(msgspec.Struct, frozen=True):
         """A copy with other tensors and reports: faster than `changed`, because each stage needs two of each frame."""
         fields = self.ballot, self.step, self.batch, self.rows, self.token_ids, self.ops, tensors, self.faults, reports
         return Frame(*fields, self.upto, self.is_chunk)
+
+
+class RingHello(msgspec.Struct, frozen=True):
+    """The first message of a hop. protocol, newest_protocol: the oldest and the newest version that the sender speaks;
+    0 as the newest: only the oldest. wants_lap: a machine of this stage, or of one before it, is short of memory, and
+    the driver should send a frame round soon."""
+
+    protocol: int
+    newest_protocol: int
+    instance_id: str
+    ballot: Ballot
+    from_stage: int
+    wants_lap: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,3 +69,12 @@ class Tensor(msgspec.Struct, frozen=True):
         # a 0-d or empty array cannot be cast to a byte memoryview, so go through reshape(-1)
         data = contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""
         return Tensor(str(array.dtype), array.shape, data)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named tensor that crosses a hop: `[tokens, *item_shape]` in `dtype`, tokens in row order."""
+
+    name: str
+    dtype: str
+    item_shape: tuple[int, ...]

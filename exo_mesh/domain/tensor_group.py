@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, get_args
 
+from exo_mesh.domain.fields import Flat
 from exo_mesh.domain.model import ModelCard
 
 GroupBackend = Literal["ring", "jaccl", "jaccl-ring"]
@@ -71,6 +72,33 @@ class RankWiring:
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCheck:
+    """Measurements of the leader during the check of a group; the same on every rank.
+
+    all_reduce_s: of a few bytes, the median; reduce_bytes_per_s: of a few MiB. chunk_s: of the slowest prefill chunk
+    through all layers of the stage. alone_layer_s, alone_chunk_s: of one layer on the leader alone, for one token and
+    for a whole chunk, medians; 0.0 if no layer could be run alone. worst: largest difference from one machine's result,
+    relative to its length. kv_heads is of each rank's own KV: the most heads of keys that a layer has; 0 if unknown.
+    """
+
+    all_reduce_s: float
+    reduce_bytes_per_s: float
+    chunk_s: float
+    alone_layer_s: float
+    alone_chunk_s: float
+    worst: float
+    kv_heads: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """The check of a group, and the longest time of a frame before the group counts as hung."""
+
+    check: Annotated[GroupCheck, Flat()]
+    deadline_s: float
 
 
 WHOLE_KV = frozenset(

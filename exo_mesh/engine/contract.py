@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from exo_mesh.domain.footprint import (
+    LibraryMemory as LibraryMemory,  # engines import the parts of the contract from here
+)
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
+from exo_mesh.domain.tensor import TensorSpec as TensorSpec
+from exo_mesh.domain.tensor_group import GroupCheck as GroupCheck
 from exo_mesh.domain.tensor_group import RankWiring
 
 if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
@@ -49,15 +54,6 @@ class Availability:
     """`--engine auto` chooses the available engine with the highest preference; an engine below 0 is used only by its
     name."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A named tensor that crosses a hop: `[tokens, *item_shape]` in `dtype`, tokens in row order."""
-
-    name: str
-    dtype: str
-    item_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +275,6 @@ class SequenceKeeper(Protocol):
         others, nor take more memory than it needs. Does nothing for an unknown sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryMemory:
-    """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.
-    cache: kept for later arrays. peak: the most that was active. limit: the most that it may take; None without a
-    limit."""
-
-    source: str
-    active_bytes: int
-    cache_bytes: int
-    peak_bytes: int
-    limit_bytes: int | None = None
-
-
 @runtime_checkable
 class MemoryTeller(Protocol):
     """Optional part of a stage engine whose library counts its memory."""
@@ -311,25 +294,6 @@ def copy_defect(source: int, length: int | None, upto: int, max_tokens: int) -> 
     if not 0 <= upto <= max_tokens:
         return f"{upto} copied positions do not fit in room for {max_tokens}"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCheck:
-    """Measurements of the leader during the check of a group; the same on every rank.
-
-    all_reduce_s: of a few bytes, the median; reduce_bytes_per_s: of a few MiB. chunk_s: of the slowest prefill chunk
-    through all layers of the stage. alone_layer_s, alone_chunk_s: of one layer on the leader alone, for one token and
-    for a whole chunk, medians; 0.0 if no layer could be run alone. worst: largest difference from one machine's result,
-    relative to its length. kv_heads is of each rank's own KV: the most heads of keys that a layer has; 0 if unknown.
-    """
-
-    all_reduce_s: float
-    reduce_bytes_per_s: float
-    chunk_s: float
-    alone_layer_s: float
-    alone_chunk_s: float
-    worst: float
-    kv_heads: int = field(default=0, kw_only=True)
 
 
 @runtime_checkable

@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 
 from exo_mesh.base.printable import printable
-from exo_mesh.domain.frame import Fault, Frame, MemoryStatus, Op, Row, StageReport, UnknownOp
+from exo_mesh.domain.frame import Fault, Frame, MemoryStatus, Op, RingHello, Row, StageReport, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.wire.incoming import MalformedError, read_message
+from exo_mesh.wire.message_codec import Codec
 from exo_mesh.wire.proto import ring_pb2 as pb
 
 MAX_WHOLE_BYTES = 8 * 1024 * 1024
@@ -44,6 +45,8 @@ _FRAME, _TENSOR, _HELLO, _ACK = b"F", b"T", b"H", b"A"
 _HEADER_LENGTH = struct.Struct("<I")
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
+
+HELLO = Codec(RingHello, pb.RingHello)
 
 
 def encode_frame(frame: Frame) -> Iterable[bytes]:
@@ -123,13 +126,13 @@ class FrameAssembler:
         return frame
 
 
-def encode_hello(hello: pb.RingHello) -> bytes:
-    return _HELLO + hello.SerializeToString()
+def encode_hello(hello: RingHello) -> bytes:
+    return _HELLO + HELLO.write(hello).SerializeToString()
 
 
-def decode_hello(message: bytes) -> pb.RingHello:
+def decode_hello(message: bytes) -> RingHello:
     """Raises MalformedError if this is not a hello."""
-    return _parse(message, _HELLO, pb.RingHello)
+    return HELLO.read(_parse(message, _HELLO, pb.RingHello))
 
 
 class Acknowledged(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from exo_mesh.domain import fields as marks
 from exo_mesh.wire import field_forms
@@ -70,6 +71,29 @@ class Codec(Generic[T, M]):
     def _compile(self) -> tuple[Callable[..., T], Callable[[T], Fields]]:
         self._read, self._fields, _ = compiled(self.cls, self.message.DESCRIPTOR, self.besides)  # type: ignore[arg-type]
         return self._read, self._fields
+
+
+class UnionCodec(Generic[T, M]):
+    """Reads a message that is one of several kinds, and writes it. kinds: the class of each field of its oneof."""
+
+    def __init__(self, message: type[M], **kinds: type[T]) -> None:
+        self.message = message
+        parts = message.DESCRIPTOR.fields_by_name
+        classes = {name: GetMessageClass(part.message_type) for name, part in parts.items()}  # type: ignore[arg-type]
+        self.codecs = {name: Codec(cls, classes[name]) for name, cls in kinds.items()}
+        self._names = {cls: name for name, cls in kinds.items()}
+        [self._oneof] = message.DESCRIPTOR.oneofs_by_name
+        assert {*parts} == {*kinds}, f"{message.DESCRIPTOR.name} has the kinds {sorted(parts)}"
+
+    def read(self, message: M) -> T | None:
+        """Make the value of a message; None for a kind that only a newer version knows."""
+        name = message.WhichOneof(self._oneof)
+        return None if name is None else self.codecs[name].read(getattr(message, name))
+
+    def write(self, value: T) -> M:
+        """Make the message of a value."""
+        name = self._names[type(value)]
+        return self.message(**{name: self.codecs[name].write(value)})
 
 
 class _ReadAndWrite(NamedTuple):
@@ -127,7 +151,7 @@ def _compile(cls: Any, message: Descriptor) -> _ReadAndWrite:
         if one_mark(found, marks.NotSent) is not None:
             unsent = True
             continue
-        place = f"{name}=" if unsent else ""
+        place = f"{name}=" if unsent or _is_keyword_only(cls, name) else ""
         if one_mark(found, marks.Flat) is not None:
             flat = _functions(inner, message)
             reads.append(f"{place}{scope.name(flat.read)}(message)")
@@ -154,10 +178,14 @@ def hints_of(cls: Any) -> dict[str, Any]:
     """The fields of a dataclass, a msgspec struct or a NamedTuple, in order, with their annotations."""
     if issubclass(cls, tuple):
         return get_type_hints(cls, include_extras=True)
-    names = getattr(cls, "__struct_fields__", None) or cls.__dataclass_fields__
+    names = cls.__struct_fields__ if hasattr(cls, "__struct_fields__") else cls.__dataclass_fields__
     hints = get_annotations(cls, eval_str=True)  # half the time of get_type_hints, which checks each type
     assert [*hints] == [*names], f"{cls.__name__} inherits fields, or has annotations that are no fields"
     return hints
+
+
+def _is_keyword_only(cls: Any, name: str) -> bool:
+    return name in getattr(cls, "__dataclass_fields__", ()) and cls.__dataclass_fields__[name].kw_only is True
 
 
 def _wire(name: str, found: tuple[Any, ...]) -> str:

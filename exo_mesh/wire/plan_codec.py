@@ -7,19 +7,16 @@ from typing import Any, NamedTuple
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.domain.shard import Kept
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.wire.message_codec import Codec, by_hand
 from exo_mesh.wire.proto import plan_pb2 as pb
 
 BALLOT = Codec(Ballot, pb.Ballot)
 PLAN = Codec(Plan, pb.Plan)
 RANK = Codec(RankWiring, pb.RankWiring)
-SERVED = Codec(ServedModel, pb.ServedModel)
 
 ballot_to_proto, ballot_from_proto = BALLOT.write, BALLOT.read
 plan_to_proto, plan_from_proto = PLAN.write, PLAN.read
 rank_to_proto, rank_from_proto = RANK.write, RANK.read
-served_to_proto, served_from_proto = SERVED.write, SERVED.read
 
 
 class _Candidate(NamedTuple):

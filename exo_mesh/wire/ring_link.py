@@ -22,14 +22,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import grpc
+from msgspec.structs import replace
 
 from exo_mesh.base.tasks import was_cancelled
-from exo_mesh.domain.frame import Frame, MemoryStatus
+from exo_mesh.domain.frame import Frame, MemoryStatus, RingHello
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.channels import open_channel
 from exo_mesh.wire.codec import Acknowledged, decode_ack, encode_frame, encode_hello
-from exo_mesh.wire.proto import ring_pb2 as pb
 
 FRAMES_METHOD = "/exo_mesh.Ring/Frames"
 
@@ -72,7 +72,7 @@ class RingLink:
 
     def __init__(
         self,
-        hello: pb.RingHello,
+        hello: RingHello,
         credentials: CredentialSource | None = None,
         on_hop: Callable[[float], None] = lambda seconds: None,
         may_rest: Callable[[], bool] = lambda: False,
@@ -251,8 +251,8 @@ class RingLink:
     async def _converse(self, call: _Call) -> None:
         self._sent_at.clear()
         self._fastest_s = math.inf
-        self._hello.wants_lap, self._knocks = self._knocks, False
-        await call.write(encode_hello(self._hello))
+        hello, self._knocks = replace(self._hello, wants_lap=self._knocks), False
+        await call.write(encode_hello(hello))
         async with asyncio.timeout(HELLO_DEADLINE_S):
             answer = await call.read()
         self._acknowledge(_ack_of(answer))

@@ -12,13 +12,11 @@ from typing import Any
 import grpc
 
 from exo_mesh.base.versions import ProtocolRange
-from exo_mesh.domain.frame import Frame, MemoryStatus
+from exo_mesh.domain.frame import Frame, MemoryStatus, RingHello
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.wire.codec import FrameAssembler, decode_hello, encode_ack
 from exo_mesh.wire.incoming import MalformedError
-from exo_mesh.wire.plan_codec import ballot_from_proto
-from exo_mesh.wire.proto import ring_pb2 as pb
 
 ACK_EVERY_FRAMES = 64
 ACK_EVERY_BYTES = 4 * 1024 * 1024
@@ -49,7 +47,7 @@ class RingReceiver:
         from_stage: int,
         deliver: Callable[[Frame], Awaitable[None]],
         status: Callable[[], MemoryStatus] | None = None,
-        on_hello: Callable[[pb.RingHello], None] = lambda hello: None,
+        on_hello: Callable[[RingHello], None] = lambda hello: None,
     ) -> None:
         """status: returns the memory status of this rank, if the sender leads the same tensor group. It is sent with
         the acknowledgements, and at once after a change. on_hello: called with each hello that is accepted."""
@@ -115,15 +113,14 @@ class RingReceiver:
                 grpc.StatusCode.INVALID_ARGUMENT if is_malformed else grpc.StatusCode.DATA_LOSS, str(exc)
             )
 
-    def _refusal(self, hello: pb.RingHello) -> str:
-        ballot = ballot_from_proto(hello.ballot)
+    def _refusal(self, hello: RingHello) -> str:
         said = ProtocolRange.said(hello.protocol, hello.newest_protocol)
         if self._spoken.agreed(said) is None:
             return f"stage {hello.from_stage} uses protocol {said}, but this stage uses {self._spoken}"
         if (hello.instance_id, hello.from_stage) != self._expected:
             return f'stage {hello.from_stage} of "{hello.instance_id}" is not the stage before this one'
-        if ballot != self._ballot:
-            return f"ballot {ballot} is not in force here; the ballot in force is {self._ballot}"
+        if hello.ballot != self._ballot:
+            return f"ballot {hello.ballot} is not in force here; the ballot in force is {self._ballot}"
         return ""
 
     async def _read(self, stream: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from exo_mesh.cli.bench.raw_grpc import MESSAGE_BYTES, raw_stream
+from exo_mesh.cli.bench.raw_grpc import raw_stream
 from exo_mesh.errors import TransportError
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
+from exo_mesh.wire.bare_stream import MESSAGE_BYTES
 
 
 @pytest.mark.extended
@@ -27,7 +28,7 @@ def test_one_stream_measures_hops_and_bandwidth_in_turns(*, is_closed: bool) -> 
 
 @pytest.mark.extended
 def test_the_receiver_ends_with_its_parent_and_a_dead_sender_is_an_error() -> None:
-    command = [sys.executable, "-m", "exo_mesh.cli.bench.raw_grpc", "receive"]
+    command = [sys.executable, "-m", "exo_mesh.wire.bare_stream", "receive"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
         assert receiver.stdin is not None and receiver.stdout is not None
         receiver.stdin.write(b"null\n")

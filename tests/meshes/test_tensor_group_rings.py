@@ -21,6 +21,7 @@ pytest.importorskip("mlx_lm")
 
 from exo_mesh.cli.bench.local_ring import LocalRunner, RingJob, free_endpoints, local_ring, spawn_runner
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.runner.reports import RunnerListening
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import MeshError, RankLostError
 from exo_mesh.rings.prefix_disk.folder import stored_files
@@ -154,7 +155,7 @@ async def test_a_group_that_loses_a_rank_while_it_reads_a_file_ends_and_answers_
         try:
             if rank == 1:
                 assert members[0].ready is not None
-                code = await failure_of(members[0], members[0].ready.group.deadline_s + LOST_AFTER_S + SLACK_S)
+                code = await failure_of(members[0], members[0].ready.loaded.group.deadline_s + LOST_AFTER_S + SLACK_S)
                 assert code == RankLostError.code
         finally:
             await end(members[1])
@@ -282,7 +283,7 @@ async def test_without_a_rank_the_leader_ends_with_its_name(llama: Path, harm: H
             await running
         harm(follower)
         try:
-            code = await failure_of(leader, leader.ready.group.deadline_s + LOST_AFTER_S + SLACK_S)
+            code = await failure_of(leader, leader.ready.loaded.group.deadline_s + LOST_AFTER_S + SLACK_S)
         finally:
             await end(follower)
         assert code == RankLostError.code
@@ -305,7 +306,7 @@ async def test_without_its_leader_a_rank_ends_by_itself(llama: Path, harm: Harm,
             await running
         harm(leader)
         try:
-            code = await failure_of(follower, follower.ready.group.deadline_s + LEADER_GONE_S + SLACK_S)
+            code = await failure_of(follower, follower.ready.loaded.group.deadline_s + LEADER_GONE_S + SLACK_S)
         finally:
             await end(leader)
         assert code == RankLostError.code
@@ -321,7 +322,7 @@ async def test_a_rank_that_never_comes_is_a_failure_with_a_name(llama: Path, pre
     wiring = RankWiring("ring", present, free_endpoints(2))
     runner = await spawn_runner(RingJob(plan, llama, {}, None, 0), 0, None, wiring)
     with pytest.raises(RankLostError, match="rank 1 of 2 did not connect" if present == 0 else "leader did not answer"):
-        await runner.expect("listening")
+        await runner.expect(RunnerListening)
     async with asyncio.timeout(MEET_S):
         assert await runner.process.wait() == 1
     runner.writer.close()

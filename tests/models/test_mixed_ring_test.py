@@ -15,6 +15,8 @@ import pytest
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.ring_candidates import Candidate
+from exo_mesh.domain.stage import LoadOutcome, StageReady
+from exo_mesh.domain.tensor import TensorSpec
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
@@ -28,8 +30,6 @@ from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.ring_monitor import refuse_mismatch
 from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.peer_call import answer
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2
 from tests.domain.test_mixed_plans import peers, placed
 from tests.support.nodes import GB, MODEL, Machine, make_node
 
@@ -175,11 +175,11 @@ def mixed_plan() -> Plan:
     return placed(peers((64, "mlx"), (64, "torch")), mixing="always")
 
 
-def ready(inputs: list[tuple[str, int]], outputs: list[tuple[str, int]]) -> pb.StageReady:
-    def specs(tensors: list[tuple[str, int]]) -> list[plan_pb2.TensorSpec]:
-        return [plan_pb2.TensorSpec(name=name, dtype="float32", item_shape=[width]) for name, width in tensors]
+def ready(inputs: list[tuple[str, int]], outputs: list[tuple[str, int]]) -> StageReady:
+    def specs(tensors: list[tuple[str, int]]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, "float32", (width,)) for name, width in tensors)
 
-    return pb.StageReady(inputs=specs(inputs), outputs=specs(outputs))
+    return StageReady(LoadOutcome(inputs=specs(inputs), outputs=specs(outputs)))
 
 
 def test_stages_that_do_not_fit_together_are_refused_with_both_named() -> None:

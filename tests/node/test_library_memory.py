@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import LibraryMemory
 from exo_mesh.node.inspection.describe import describe_stage_memory
 from exo_mesh.rings.hosting.status_board import StageBeat
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
-from exo_mesh.wire.proto.runner_pb2 import LibraryMemory as LibraryMessage
 
 
 def library_of(told: LibraryMemory | None) -> object:
-    beat = Heartbeat() if told is None else Heartbeat(library=LibraryMessage(**asdict(told)))
-    return describe_stage_memory(StageBeat("m-1", 0, False, beat))["library"]
+    return describe_stage_memory(StageBeat("m-1", 0, False, Heartbeat(library=told)))["library"]
 
 
 def test_a_library_that_counts_is_shown_and_one_that_does_not_is_null() -> None:

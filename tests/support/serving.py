@@ -20,8 +20,9 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
-from exo_mesh.rings.runner.mailbox import Mailbox, Write
+from exo_mesh.rings.runner.mailbox import CallerUpdate, Mailbox
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
@@ -46,11 +47,9 @@ class Answers(Mailbox):
     def backlog(self) -> int:
         return len(self.messages) - self.num_read
 
-    def post(self, write: Write) -> None:
+    def post(self, update: CallerUpdate) -> None:
         assert not self.ended, "a request ends once"
-        message = pb.GenerateEvents()
-        write(message)
-        self.messages.append(message)
+        self.messages.append(events_message([update]))
 
     @property
     def events(self) -> list[pb.TokenEvent]:

@@ -22,27 +22,30 @@ from exo_mesh.domain import fields as marks
 from exo_mesh.errors import PeerVersionError
 from exo_mesh.wire import message_codec
 from exo_mesh.wire.field_forms import one_mark, peeled
-from exo_mesh.wire.message_codec import Codec, hints_of
+from exo_mesh.wire.message_codec import Codec, UnionCodec, hints_of
 from exo_mesh.wire.proto import control_pb2 as pb
 from exo_mesh.wire.proto import plan_pb2
 from tests.support.drawn import drawn, of_class, spoiled
 from tests.wire.hostile import HOSTILE
 
 ROOT = Path(exo_mesh.__file__).parent
-MADE = r"(?m)^[A-Z_]+ = Codec\("
+MADE = r"(?m)^[A-Z_]+(?:: UnionCodec\[.+\])? = (?:Union)?Codec\("
 
 
-def codecs() -> Iterator[tuple[str, Codec[Any, Any]]]:
+def constants() -> Iterator[Codec[Any, Any] | UnionCodec[Any, Any]]:
     """Every codec of the product, found where it is made."""
     for path in sorted(ROOT.rglob("*.py")):
         if re.search(MADE, path.read_text()):
             module = ".".join(("exo_mesh", *path.relative_to(ROOT).with_suffix("").parts))
             for value in vars(importlib.import_module(module)).values():
-                if isinstance(value, Codec):
-                    yield f"{value.cls.__name__}-{value.message.DESCRIPTOR.name}", value
+                if isinstance(value, Codec | UnionCodec):
+                    yield value
 
 
-CODECS = dict(codecs())
+CONSTANTS = list(dict.fromkeys(constants()))
+UNIONS = {one.message.DESCRIPTOR.name: one for one in CONSTANTS if isinstance(one, UnionCodec)}
+ALL = [part for one in CONSTANTS for part in (one.codecs.values() if isinstance(one, UnionCodec) else [one])]
+CODECS = {f"{codec.cls.__name__}-{codec.message.DESCRIPTOR.name}": codec for codec in ALL}
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
@@ -61,9 +64,20 @@ def value_of(codec: Codec[Any, Any], seed: int) -> Any:
 
 
 def test_each_codec_is_a_constant_of_its_module_and_found() -> None:
-    texts = [path.read_text() for path in ROOT.rglob("*.py")]
-    assert len(CODECS) == sum(len(re.findall(MADE, text)) for text in texts) > 20
-    assert len(CODECS) == sum(len(re.findall(r"\bCodec\((?!Generic)", text)) for text in texts)
+    texts = [path.read_text() for path in ROOT.rglob("*.py") if path.name != "message_codec.py"]
+    assert len(CONSTANTS) == sum(len(re.findall(MADE, text)) for text in texts) > 20
+    assert len(CONSTANTS) == sum(len(re.findall(r"\b(?:Union)?Codec\(", text)) for text in texts)
+    assert len(CODECS) == len(ALL)
+
+
+@pytest.mark.parametrize("union", UNIONS.values(), ids=UNIONS)
+def test_each_kind_of_a_message_arrives_as_that_kind(union: UnionCodec[Any, Any]) -> None:
+    for name, codec in union.codecs.items():
+        value = value_of(codec, 1)
+        message = union.message.FromString(union.write(value).SerializeToString())
+        assert message.ListFields()[0][0].name == name and union.read(message) == value
+    newer = union.message.FromString(bytes([100 << 3 & 0x7F | 0x80, 100 >> 4, 1]))
+    assert newer.ByteSize() and union.read(newer) is None, "a newer version may have further kinds"
 
 
 @every_codec

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from exo_mesh.base.versions import SPOKEN
+from exo_mesh.domain.frame import RingHello
 from exo_mesh.errors import StageLostError
 from exo_mesh.wire import ring_link
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 from tests.wire.test_ring_hop import BALLOT, Receiving, frame, hello, until
@@ -30,7 +30,7 @@ class Hop:
 
     def __init__(self) -> None:
         self.is_idle = False
-        self.hellos: list[pb.RingHello] = []
+        self.hellos: list[RingHello] = []
         self.receiving = Receiving()
         self.receiving.receiver = RingReceiver(
             SPOKEN, "i", BALLOT, 0, self.receiving._deliver, on_hello=self.hellos.append

@@ -12,22 +12,20 @@ import numpy as np
 import pytest
 
 from exo_mesh.base.versions import SPOKEN
-from exo_mesh.domain.frame import HIDDEN, Frame, Row
+from exo_mesh.domain.frame import HIDDEN, Frame, RingHello, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.wire.channel_options import SERVER_OPTIONS
 from exo_mesh.wire.codec import encode_frame, encode_hello
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import FRAMES_METHOD, RingLink, _first_to_end
 from exo_mesh.wire.ring_receiver import ACK_EVERY_FRAMES, RingReceiver, _to_its_end
 
 BALLOT = Ballot(2, "me")
 
 
-def hello(ballot: Ballot = BALLOT, instance: str = "i", stage: int = 0) -> pb.RingHello:
-    return pb.RingHello(protocol=SPOKEN.oldest, instance_id=instance, ballot=ballot_to_proto(ballot), from_stage=stage)
+def hello(ballot: Ballot = BALLOT, instance: str = "i", stage: int = 0) -> RingHello:
+    return RingHello(SPOKEN.oldest, 0, instance, ballot, stage)
 
 
 def frame(step: int, floats: int = 16) -> Frame:
@@ -141,7 +139,7 @@ async def test_a_hop_that_stays_broken_is_a_lost_stage(receiving: Receiving, mon
 @pytest.mark.parametrize(
     "stranger", [hello(Ballot(1, "me")), hello(instance="other"), hello(stage=1)], ids=["ballot", "instance", "stage"]
 )
-async def test_a_stranger_is_refused_and_changes_nothing(receiving: Receiving, stranger: pb.RingHello) -> None:
+async def test_a_stranger_is_refused_and_changes_nothing(receiving: Receiving, stranger: RingHello) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{receiving.port}") as channel:
         call = channel.stream_stream(FRAMES_METHOD)()
         await call.write(encode_hello(stranger))

@@ -23,14 +23,13 @@ from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.tensor_group import TensorGroup
+from exo_mesh.domain.tensor_group import GroupCheck, GroupFigures, TensorGroup
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
 from exo_mesh.wire.control_driver import DriverChannels, Silences, complete
-from exo_mesh.wire.proto.runner_pb2 import GroupFigures
 
 ENGINE = "mlx"
 CONTEXT = 2048
@@ -92,6 +91,7 @@ async def measure(model_dir: Path, ranks: int, requests: int, tokens: int) -> di
     together, group_s, figures = await _answers(_plan(card.num_layers, ranks), model_dir, prompts, tokens)
     if figures is None:
         raise EngineError("the leader of the group has not reported its check")
+    check = figures.check
     same = sum(mine == theirs for mine, theirs in zip(together, alone, strict=True))
     stress = Stress(requests, sum(len(answer) == tokens for answer in together), same, group_s, alone_s)
     exact = card.dtype == "float32" and not read_json(model_dir / "config.json").get("quantization")
@@ -100,16 +100,16 @@ async def measure(model_dir: Path, ranks: int, requests: int, tokens: int) -> di
         "ranks": ranks,
         "backend": "ring",
         "correct": stress.ended == requests and (same == requests or not exact),
-        "canary": {"worst": figures.worst},
-        "all_reduce": {"few_bytes_us": figures.all_reduce_s * 1e6, "bytes_per_s": figures.reduce_bytes_per_s},
+        "canary": {"worst": check.worst},
+        "all_reduce": {"few_bytes_us": check.all_reduce_s * 1e6, "bytes_per_s": check.reduce_bytes_per_s},
         "layer": {
-            "alone_token_us": figures.alone_layer_s * 1e6,
-            "alone_chunk_ms": figures.alone_chunk_s * 1e3,
-            "group_chunk_ms": figures.chunk_s * 1e3 / card.num_layers,
+            "alone_token_us": check.alone_layer_s * 1e6,
+            "alone_chunk_ms": check.alone_chunk_s * 1e3,
+            "group_chunk_ms": check.chunk_s * 1e3 / card.num_layers,
         },
         "frame_deadline_s": figures.deadline_s,
         "stress": asdict(stress),
-        "verdict": _verdict(figures, ranks, card.num_layers, card.hidden_size * _ITEM_BYTES.get(card.dtype, 2)),
+        "verdict": _verdict(check, ranks, card.num_layers, card.hidden_size * _ITEM_BYTES.get(card.dtype, 2)),
     }
 
 
@@ -142,22 +142,22 @@ async def _answers(
             start = time.perf_counter()
             answers = await asyncio.gather(*(one(runner, number, prompt) for number, prompt in enumerate(prompts)))
             ready = runner.ready
-            figures = ready.group if ready is not None and ready.HasField("group") else None
+            figures = ready.loaded.group if ready is not None else None
             return answers, time.perf_counter() - start, figures
     finally:
         await channels.close()
 
 
-def _verdict(figures: GroupFigures, ranks: int, num_layers: int, token_bytes: int) -> dict[str, Any]:
+def _verdict(check: GroupCheck, ranks: int, num_layers: int, token_bytes: int) -> dict[str, Any]:
     """Judges as if the ranks were separate machines with this link between them."""
     try:
         times = GroupTimes(
             ranks=ranks,
             num_layers=num_layers,
-            all_reduce_s=figures.all_reduce_s,
-            reduce_bytes_per_s=figures.reduce_bytes_per_s,
-            layer_s=figures.alone_layer_s,
-            chunk_layer_s=figures.alone_chunk_s,
+            all_reduce_s=check.all_reduce_s,
+            reduce_bytes_per_s=check.reduce_bytes_per_s,
+            layer_s=check.alone_layer_s,
+            chunk_layer_s=check.alone_chunk_s,
             chunk_tokens=CHUNK,
             token_bytes=token_bytes,
             hop_s=HOP_S,

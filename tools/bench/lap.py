@@ -14,24 +14,24 @@ import gc
 import time
 from collections import deque
 from collections.abc import Coroutine, Generator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from exo_mesh.base.versions import SPOKEN
 from exo_mesh.cli.bench.local_ring import ring_request
 from exo_mesh.cli.bench.ring import MODEL, ring_plan
-from exo_mesh.domain.frame import Frame
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.frame import Frame, RingHello
+from exo_mesh.domain.plan import NO_BALLOT, Plan
+from exo_mesh.domain.request import SamplingParams
 from exo_mesh.errors import MeshError
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.codec import decode_ack
-from exo_mesh.wire.driver_codec import request_from_proto
-from exo_mesh.wire.proto import driver_pb2
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -81,7 +81,7 @@ class LapRing:
         options = {"payload_bytes": str(payload_bytes)}
         setups = [StageSetup(plan, index, directory, options, 64, prefix_bytes=0) for index in range(num_stages)]
         self.workers = [Worker(setup) for setup in setups]
-        self.links = [RingLink(pb.RingHello()) for _ in setups]
+        self.links = [RingLink(RingHello(0, 0, "", NO_BALLOT, 0)) for _ in setups]
         self._wires = [Wire(self.links[index - 1]) for index in range(num_stages)]
         self._readers: list[Coroutine[Any, Any, None]] = []
         self.ns = [0] * num_stages
@@ -95,9 +95,8 @@ class LapRing:
         """Starts the workers and submits a request for each mailbox; returns once the first frame has left."""
         running = [asyncio.create_task(self._run(*pair)) for pair in zip(self.workers, self.links, strict=True)]
         for number, mailbox in enumerate(mailboxes):
-            request = ring_request(f"r{number}", [1], tokens)
-            request.sampling.temperature = temperature
-            self.workers[-1].inbox.put_nowait(Submit(request_from_proto(request), mailbox))
+            request = replace(ring_request(f"r{number}", [1], tokens), sampling=SamplingParams(temperature=temperature))
+            self.workers[-1].inbox.put_nowait(Submit(request, mailbox))
         for reader in self._readers:
             reader.send(None)
         for _ in range(START_TURNS):
@@ -151,10 +150,8 @@ async def measure(num_stages: int, streams: int, tokens: int, payload_bytes: int
 
 def _take(mailbox: Mailbox) -> int:
     """Takes all tokens, as the call of a request would. Returns their number."""
-    message = driver_pb2.GenerateEvents()
-    while mailbox.backlog:
-        mailbox.take_into(message)
-    return len(message.events)
+    updates = [mailbox.take() for _ in range(mailbox.backlog)]
+    return len(events_message(updates).events) if updates else 0
 
 
 def add_parser(subparsers: Any) -> None:

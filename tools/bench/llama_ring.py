@@ -26,10 +26,8 @@ from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import EngineError, error_from_code
+from exo_mesh.errors import EngineError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.llama_whole import Job, WholeChild, rpc_servers, whole_child
 
 CONTEXT = 1024
@@ -163,18 +161,14 @@ async def _ring(
 async def _answers(runners: Sequence[LocalRunner], job: Job, numbers: itertools.count[int]) -> float:
     """Seconds that the ring needs for a job."""
     draw = random.Random(next(numbers))
-    async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-        generate = method_of(channel, GENERATE)
-        await channel.channel_ready()
+    async with runners[-1].driver() as ask:
 
         async def answer() -> None:
             prompt = [draw.randrange(3, NUM_IDS) for _ in range(job.prompt)]
             drawn = 0
             request = ring_request(f"bench-{next(numbers)}", prompt, job.tokens)
-            async for message in generate(request, timeout=DEADLINE_S):
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
-                drawn += len(message.events)
+            async for events in ask(request, DEADLINE_S):
+                drawn += len(events)
             if drawn < job.tokens:
                 raise EngineError(f"the ring gave {drawn} tokens instead of {job.tokens}")
 

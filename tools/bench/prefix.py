@@ -26,11 +26,9 @@ from typing import Any
 from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import InputError, error_from_code
+from exo_mesh.errors import InputError
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0
@@ -178,15 +176,11 @@ class PrefixBench:
     async def ask(self, runners: Sequence[LocalRunner], prompt: Sequence[int], tokens: int) -> Answered:
         """Sends a prompt, and waits for so many tokens."""
         request = ring_request(f"bench-{next(self.numbers)}", prompt, tokens)
-        async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-            generate = method_of(channel, GENERATE)
-            await channel.channel_ready()
+        async with runners[-1].driver() as ask:
             events, times, began, began_at = [], [], time.perf_counter(), time.time()
-            async for message in generate(request, timeout=DEADLINE_S):
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
-                events += message.events
-                times += [time.perf_counter() - began] * len(message.events)
+            async for some in ask(request, DEADLINE_S):
+                events += some
+                times += [time.perf_counter() - began] * len(some)
             all_s = time.perf_counter() - began
         token_ids = [event.token_id for event in events]
         return Answered(times[0], all_s, token_ids, events[0].cached, [began_at + at for at in times])

@@ -15,7 +15,9 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import StageHopLost, StageListening, StageReady
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
@@ -45,10 +47,8 @@ from exo_mesh.rings.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.wire.peer_call import AnyAnswer
-from exo_mesh.wire.plan_codec import plan_from_proto
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2, runner_pb2
 from exo_mesh.wire.ring_link import LOST_AFTER_S
+from exo_mesh.wire.runner_commands import StartStage
 from tools.simulate.mesh import SimPeer
 from tools.simulate.network import Network
 from tools.simulate.virtual_loop import VirtualLoop
@@ -150,13 +150,13 @@ class SimRunner:
     """A runner that loads for a while, reports a hop that has been broken for 5 s, and ends if no other plan arrives,
     like a real runner."""
 
-    def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
+    def __init__(self, node: SimNode, start: StartStage) -> None:
         self.peer = node
-        self.plan: Plan = plan_from_proto(start.plan)
+        self.plan: Plan = start.plan
         self.index = start.stage
         self.label = f"{self.plan.instance_id}[{self.index}]"
         self.board = StatusBoard()
-        self.beat: runner_pb2.Heartbeat | None = None
+        self.beat: Heartbeat | None = None
         self.alive = False
         self._ledger = node.ledger
         self._stopping = asyncio.Event()
@@ -170,7 +170,7 @@ class SimRunner:
 
     async def run(
         self,
-        on_beat: Callable[[runner_pb2.Heartbeat], None],
+        on_beat: Callable[[Heartbeat], None],
         on_end: Callable[[End, str], None] = lambda end, why: None,
     ) -> None:
         """Its end counts for no crash loop, because runners die far more often here than the breaker allows."""
@@ -183,37 +183,37 @@ class SimRunner:
             self.alive = False
             self._gone.set()
 
-    async def _run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+    async def _run(self, on_beat: Callable[[Heartbeat], None]) -> None:
         if await self._stopped_within(self._rng.uniform(0.1, 2.0)):
             return
         self._listen()
         while not await self._stopped_within(0.5):
             linked = bool(self._next) and self._network_to(self._next)
-            self.beat = runner_pb2.Heartbeat(linked=linked)
+            self.beat = Heartbeat(linked=linked)
             on_beat(self.beat)
             if linked:
                 self._broken_s = 0.0
                 if not self.board.ready:
-                    self.board.publish(pb.StageStatus(ready=pb.StageReady()))
+                    self.board.publish(StageReady())
             elif self._next:
                 self._broken_s += 0.5
                 if self._broken_s == LOST_AFTER_S:
-                    self.board.publish(pb.StageStatus(hop_lost=pb.StageHopLost(message="as simulated")))
+                    self.board.publish(StageHopLost("as simulated"))
             if self._broken_s > LOST_AFTER_S + HOP_LOST_S or (self._rng.random() < self.peer.runner_death):
                 return
 
     def _listen(self) -> None:
-        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
+        self.board.publish(StageListening(self.endpoint, 1))
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         self._next = endpoint
 
-    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+    async def change(self, plan: Plan, stage: int, keep_kv_from: int) -> None:
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, "goes on by another ballot")
         if not self.alive:
             raise StageLostError("gone")
-        self.plan, self.index = plan_from_proto(plan), stage
+        self.plan, self.index = plan, stage
         self._next, self._broken_s = "", 0.0
         self._ledger.change(self)
         self._listen()

@@ -5,10 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import msgspec
+
 LAP_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Buckets for laps and hops: from a ring on one machine to a prefill chunk over a slow link."""
 WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Buckets for the wait in the queue, which refuses requests after two minutes."""
+
+
+class DurationCounts(msgspec.Struct, frozen=True):
+    """The state of a histogram: its counts, and the sum of all durations."""
+
+    counts: tuple[int, ...] = ()
+    sum_s: float = 0.0
 
 
 class Durations:
@@ -25,6 +34,10 @@ class Durations:
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(self._bounds_s, seconds)] += 1
         self.sum_s += seconds
+
+    def snapshot(self) -> DurationCounts:
+        """The state of this moment."""
+        return DurationCounts(tuple(self.counts), self.sum_s)
 
 
 def cumulative(bounds_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

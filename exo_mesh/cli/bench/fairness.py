@@ -20,8 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, local_ring, ring_request
 from exo_mesh.cli.bench.result import BenchResult
@@ -30,13 +28,10 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import split_layers
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import TransportError, error_from_code
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
-from exo_mesh.wire.proto import driver_pb2
+from exo_mesh.wire.driver_connection import Ask
 
 MODEL = "exo-mesh-demo"
 CALL_DEADLINE_S = 300.0
@@ -85,8 +80,8 @@ class Call:
 class RingClient:
     """Sends requests to the driver of a ring."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._generate = method_of(channel, GENERATE)
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
         self._sent = 0
 
     async def ask(self, prompt: int, tokens: int, call: Call | None = None) -> Call:
@@ -96,19 +91,11 @@ class RingClient:
         prompt_ids = [(index * self._sent + self._sent) % NUM_IDS for index in range(prompt)]
         request = ring_request(f"bench-{self._sent}", prompt_ids, tokens)
         call.sent = time.perf_counter()
-        try:
-            await self._read(request, call)
-        except grpc.aio.AioRpcError as exc:
-            raise TransportError(f"the driver's stream broke: {exc.details()}") from exc
-        return call
-
-    async def _read(self, request: driver_pb2.GenerateRequest, call: Call) -> None:
-        async for message in self._generate(request, timeout=CALL_DEADLINE_S):
-            if message.error_code:
-                raise error_from_code(message.error_code, message.error_message)
-            call.came += [time.perf_counter()] * len(message.events)
+        async for events in self._ask(request, CALL_DEADLINE_S):
+            call.came += [time.perf_counter()] * len(events)
             if len(call.came) >= SETTLED:
                 call.settled.set()
+        return call
 
     async def together(self, count: int, prompt: int, tokens: int) -> list[Call]:
         """Runs `count` requests at once."""
@@ -156,8 +143,7 @@ async def measure(
         for sequences in (0, 1):
             plan = _plan(peers, engine, card, load, sequences)
             runners = await stack.enter_async_context(local_ring(plan, directory, options, cpus))
-            channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{runners[-1].port}", None))
-            clients.append(RingClient(channel))
+            clients.append(RingClient(await stack.enter_async_context(runners[-1].driver())))
         for client in clients:
             await client.together(NUM_EQUAL, load.prompt, load.tokens)
             await client.ask(load.long, 2)

@@ -8,20 +8,23 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
-from exo_mesh.wire.plan_codec import ballot_to_proto, plan_to_proto, rank_to_proto
-from exo_mesh.wire.proto import driver_pb2
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import open_pipe, read_message, socket_pair, write_message
-from exo_mesh.wire.tls_codec import tls_to_proto
+from exo_mesh.wire.driver_connection import Ask, open_driver
+from exo_mesh.wire.runner_commands import LinkNext, LinkRanks, PrefixDisk, StartStage
+from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair, write_command
 
 INSTANCE, BALLOT = "bench", Ballot(1, "bench")
 """Of the plans of all rings here."""
@@ -32,55 +35,61 @@ NUM_IDS = 200
 READY_DEADLINE_S = 60.0
 """Longest time between two reports of a runner that loads."""
 
+_Report = TypeVar("_Report", bound=FromRunner)
+
 
 @dataclass(slots=True)
 class LocalRunner:
     """A runner process, controlled over its pipe like by a node. followers: ranks 1, 2, … of the group that it
     leads."""
 
+    plan: Plan
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     port: int = 0
-    ready: pb.Ready | None = None
-    failed: pb.Failed | None = None
+    ready: RunnerReady | None = None
+    failed: RunnerFailed | None = None
     followers: list[LocalRunner] = field(default_factory=list)
-    beats: asyncio.Queue[pb.Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    beats: asyncio.Queue[Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
-    async def expect(self, kind: str) -> pb.FromRunner:
-        """Reads until a message of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
+    async def expect(self, kind: type[_Report]) -> _Report:
+        """Reads until a report of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
         async with asyncio.timeout(READY_DEADLINE_S) as patience:
-            while (message := await read_message(self.reader, pb.FromRunner)) is not None:
+            while (report := await read_report(self.reader)) is not None:
                 patience.reschedule(asyncio.get_running_loop().time() + READY_DEADLINE_S)
-                found = message.WhichOneof("message")
-                if found == "failed":
-                    self.failed = message.failed
-                    raise error_from_code(message.failed.code, message.failed.message)
-                if found == kind:
-                    return message
+                if isinstance(report, RunnerFailed):
+                    self.failed = report
+                    raise error_from_code(report.code, report.message)
+                if isinstance(report, kind):
+                    return report
         raise EngineError("a runner ended before it was ready")
 
     async def become_ready(self) -> None:
         """Waits until the runner and its followers are ready. Raises the error that one of them reports."""
-        self.port = (await self.expect("listening")).listening.port
-        self.ready = (await self.expect("ready")).ready
+        self.port = (await self.expect(RunnerListening)).port
+        self.ready = await self.expect(RunnerReady)
         for follower in self.followers:
             await follower.become_ready()
         if self.followers:
-            endpoints = [f"127.0.0.1:{follower.port}" for follower in self.followers]
-            await write_message(self.writer, pb.ToRunner(ranks=pb.LinkRanks(endpoints=endpoints)))
+            endpoints = tuple(f"127.0.0.1:{follower.port}" for follower in self.followers)
+            await write_command(self.writer, LinkRanks(endpoints))
 
     async def keep_beats(self) -> None:
         """Reads heartbeats and keeps the last one until the runner ends; sets `failed` to the error that it reports."""
-        while (message := await read_message(self.reader, pb.FromRunner)) is not None:
-            if message.HasField("heartbeat"):
+        while (report := await read_report(self.reader)) is not None:
+            if isinstance(report, Heartbeat):
                 if self.beats.full():
                     self.beats.get_nowait()
-                self.beats.put_nowait(message.heartbeat)
-            elif message.HasField("failed"):
-                self.failed = message.failed
+                self.beats.put_nowait(report)
+            elif isinstance(report, RunnerFailed):
+                self.failed = report
 
-    async def fresh_beat(self) -> pb.Heartbeat:
+    def driver(self, tls: Credentials | None = None) -> AbstractAsyncContextManager[Ask]:
+        """A connection for requests, if this is the last stage."""
+        return open_driver(f"127.0.0.1:{self.port}", self.plan, tls)
+
+    async def fresh_beat(self) -> Heartbeat:
         """Waits for a heartbeat that was made after this call: the second one to arrive."""
         async with asyncio.timeout(READY_DEADLINE_S):
             if not self.beats.empty():
@@ -101,17 +110,9 @@ class RingJob:
     disks: Path | None = None
 
 
-def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
+def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> GenerateRequest:
     """A greedy request that draws exactly this many tokens."""
-    return driver_pb2.GenerateRequest(
-        instance_id=INSTANCE,
-        ballot=ballot_to_proto(BALLOT),
-        request_id=request_id,
-        prompt_ids=prompt_ids,
-        max_tokens=tokens,
-        ignore_eos=True,
-        sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
-    )
+    return GenerateRequest(request_id, tuple(prompt_ids), tokens, SamplingParams(temperature=0.0), ignore_eos=True)
 
 
 async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:
@@ -126,12 +127,6 @@ async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> Loca
     leader, *followers = [await spawn_runner(what, index, cpu, wiring) for wiring in wirings]
     leader.followers = followers
     return leader
-
-
-def _prefix_disk(disks: Path | None, index: int) -> pb.PrefixDisk | None:
-    if disks is None:
-        return None
-    return pb.PrefixDisk(directory=str(disks / str(index)), most_bytes=10**11, days=1)
 
 
 def free_endpoints(number: int) -> tuple[str, ...]:
@@ -151,20 +146,20 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
     theirs.close()
     if cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(process.pid, {cpu})
-    runner = LocalRunner(process, *await open_pipe(ours))
-    start = pb.StartStage(
-        plan=plan_to_proto(what.plan),
+    runner = LocalRunner(what.plan, process, *await open_pipe(ours))
+    start = StartStage(
+        plan=what.plan,
         stage=index,
         model_dir=str(what.model_dir),
         options=what.options,
         host="127.0.0.1",
         max_queued=64,
         prefix_bytes=what.prefix_bytes,
-        prefix_disk=_prefix_disk(what.disks, index),
-        tls=tls_to_proto(what.tls),
-        rank=None if rank is None else rank_to_proto(rank),
+        prefix_disk=None if what.disks is None else PrefixDisk(str(what.disks / str(index)), 10**11, 1),
+        tls=what.tls,
+        rank=rank,
     )
-    await write_message(runner.writer, pb.ToRunner(start=start))
+    await write_command(runner.writer, start)
     return runner
 
 
@@ -195,8 +190,7 @@ async def local_ring(
         for runner in runners:
             await runner.become_ready()
         for runner, following in zip(runners, runners[1:] + runners[:1], strict=True):
-            link = pb.LinkNext(endpoint=f"127.0.0.1:{following.port}")
-            await write_message(runner.writer, pb.ToRunner(link=link))
+            await write_command(runner.writer, LinkNext(f"127.0.0.1:{following.port}"))
         everybody = [member for runner in runners for member in (runner, *runner.followers)]
         readers = [asyncio.create_task(runner.keep_beats()) for runner in everybody]
         yield runners

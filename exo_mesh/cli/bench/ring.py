@@ -27,14 +27,11 @@ from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import error_from_code
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 
 LAPS = 4096
 """Laps of a round: the driver computes its quantiles over exactly this many."""
@@ -196,13 +193,10 @@ async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt:
     """Runs one request on the ring; returns the seconds from the call to its last token."""
     prompt_ids = [index % NUM_IDS for index in range(prompt)]
     request = ring_request(f"bench-{time.monotonic_ns()}", prompt_ids, tokens)
-    async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
-        generate = method_of(channel, GENERATE)
-        start, received = time.perf_counter(), 0
-        async for message in generate(request, timeout=CALL_DEADLINE_S):
-            if message.error_code:
-                raise error_from_code(message.error_code, message.error_message)
-            received += len(message.events)
+    start, received = time.perf_counter(), 0
+    async with runners[-1].driver(tls) as ask:
+        async for events in ask(request, CALL_DEADLINE_S):
+            received += len(events)
         elapsed = time.perf_counter() - start
     assert received == tokens, f"{received} of {tokens} tokens came"
     return elapsed

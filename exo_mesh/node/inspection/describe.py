@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from msgspec import UNSET
@@ -34,6 +35,7 @@ from exo_mesh.domain.reports import (
     TopologyReport,
     ViewReport,
 )
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.errors import MemoryPressureError
 from exo_mesh.mesh.membership.links import hops_of_others
@@ -42,7 +44,6 @@ from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.stage_phases import StagePhase, note_phases
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 
 def describe_instance(
@@ -190,8 +191,8 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         "stage": stage.index,
         "memory_bytes": stage.beat.memory_bytes,
         "sequences": stage.beat.sequences,
-        "library": _describe_library(stage.beat),
-        "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.bytes},
+        "library": asdict(stage.beat.library) if stage.beat.library is not None else None,
+        "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.num_bytes},
     }
     if stage.num_ranks > 1:
         shown["group"] = {"rank": stage.rank, "ranks": stage.num_ranks, "kv_heads": stage.kv_heads or None}
@@ -225,20 +226,6 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         shown["kv_pool_tokens"] = stage.beat.kv_pool_tokens
         shown["evictions"] = stage.beat.evictions
     return shown
-
-
-def _describe_library(beat: Heartbeat) -> dict[str, Any] | None:
-    """The memory that the engine's library reports to use; None if it does not report."""
-    if not beat.HasField("library"):
-        return None
-    library = beat.library
-    return {
-        "source": library.source,
-        "active_bytes": library.active_bytes,
-        "cache_bytes": library.cache_bytes,
-        "peak_bytes": library.peak_bytes,
-        "limit_bytes": library.limit_bytes if library.HasField("limit_bytes") else None,
-    }
 
 
 def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:

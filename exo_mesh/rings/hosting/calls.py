@@ -11,12 +11,22 @@ from functools import partial
 import msgspec
 
 from exo_mesh.base.telemetry.log_ring import MAX_RECORDS, RECENT
+from exo_mesh.domain.stage import (
+    StageFailed,
+    StageFetching,
+    StageHopLost,
+    StageListening,
+    StageLoading,
+    StageReady,
+    StageUpdate,
+)
 from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.mesh.membership.port import Calls, require_own
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
 from exo_mesh.wire.call_access import ANYBODY, PEER, owner
 from exo_mesh.wire.control_codec import status_to_proto
+from exo_mesh.wire.message_codec import UnionCodec
 from exo_mesh.wire.peer_call import CALL_S, LOOK_S, AnyAnswer, PeerCall, PeerStream, StreamAnswer, answer
 from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.wire.proto import control_pb2 as pb
@@ -39,6 +49,16 @@ READ_LOG = PeerCall(
     pb.ReadLogReply,
     owner('curl -H "Authorization: Bearer $(exo-mesh key local)" http://127.0.0.1:52415/admin/log'),
     deadline_s=CALL_S,
+)
+
+STAGE_UPDATE: UnionCodec[StageUpdate, pb.StageStatus] = UnionCodec(
+    pb.StageStatus,
+    listening=StageListening,
+    loading=StageLoading,
+    ready=StageReady,
+    failed=StageFailed,
+    hop_lost=StageHopLost,
+    fetching=StageFetching,
 )
 
 
@@ -84,8 +104,8 @@ async def _commit(host: StageHost, request: pb.CommitRequest) -> AsyncGenerator[
         raise InputError(f"invalid wiring of a rank: {exc}") from exc
     ballot = ballot_from_proto(request.ballot)
     async with aclosing(host.commit(request.instance_id, ballot, keep_kv_from, wiring)) as reports:
-        async for status in reports:
-            yield status
+        async for update in reports:
+            yield STAGE_UPDATE.write(update)
 
 
 async def _link(host: StageHost, membership: Membership, request: pb.LinkRequest) -> pb.LinkReply:

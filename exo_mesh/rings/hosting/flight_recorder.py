@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 
 MAX_ENTRIES = 128
 """Entries of one runner; the oldest are dropped first."""
@@ -77,7 +77,7 @@ class FlightLog:
         entry."""
         prefill = beat.prefill_frames - self._before.prefill_frames
         decode = beat.decode_frames - self._before.decode_frames
-        self._before = beat  # not a copy into one message: its arena would grow with each copy
+        self._before = beat
         kinds = []
         if prefill or (beat.computing_tokens and beat.computing_prefill):
             kinds.append("prefill")

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts
 from exo_mesh.domain.fast_synch import runner_environment
@@ -30,8 +32,7 @@ from exo_mesh.rings.hosting.stage_state import start_message
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.plan_codec import served_to_proto
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.runner_commands import StartStage
 
 _log = logging.getLogger(__name__)
 
@@ -129,19 +130,17 @@ class RunnerStarter:
         _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
         return StartedRunner(runner, ModelFacts(card.architecture, card.dtype, card.num_layers))
 
-    async def _message(self, lease: Lease, wiring: RankWiring | None) -> runner_pb2.StartStage:
+    async def _message(self, lease: Lease, wiring: RankWiring | None) -> StartStage:
         """The message for a new process."""
         plan, home = lease.plan, self._settings.home
         model_dir = home if plan.takes_text else await asyncio.to_thread(self._models.find, plan.model)
         start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
-        if plan.takes_text:
-            served = self._models.served(plan.model)
-            if served is None:
-                raise StageLostError(f"no model server beside this node serves {plan.model} any more")
-            start.served.CopyFrom(served_to_proto(served))
-            start.options.clear()
-            start.options.update(self._models.server_options(served))
-        return start
+        if not plan.takes_text:
+            return start
+        served = self._models.served(plan.model)
+        if served is None:
+            raise StageLostError(f"no model server beside this node serves {plan.model} any more")
+        return structs.replace(start, served=served, options=self._models.server_options(served))
 
     def _runner_limits(self, engine: str) -> RunnerLimits:
         return replace(self.pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))

@@ -10,11 +10,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from exo_mesh.domain.runner.reports import EnginePrepared, RunnerFailed
 from exo_mesh.errors import MeshError
 from exo_mesh.rings.hosting.runner_child import RunnerChild, spawn
 from exo_mesh.rings.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.wire import runner_pipe
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.runner_commands import Prepare
 
 IMPORT_S = 120.0
 """Longest time to import an engine's library: torch on a slow board from an SD card takes half a minute."""
@@ -155,16 +156,16 @@ async def _prepared(engine: str, command: Sequence[str], environment: Mapping[st
     child = await spawn(command, environment)
     try:
         await child.open()
-        await runner_pipe.write_message(child.writer, runner_pb2.ToRunner(prepare=runner_pb2.Prepare(engine=engine)))
+        await runner_pipe.write_command(child.writer, Prepare(engine))
         async with asyncio.timeout(IMPORT_S):
-            report = await runner_pipe.read_message(child.reader, runner_pb2.FromRunner)
-        if report is None or not report.HasField("prepared"):
-            raise MeshError(report.failed.message if report is not None else "it ended at once")
+            report = await runner_pipe.read_report(child.reader)
+        if not isinstance(report, EnginePrepared):
+            raise MeshError(report.message if isinstance(report, RunnerFailed) else "it ended at once")
     except BaseException:
         await _end(child)
         raise
-    seconds, num_bytes = report.prepared.import_s, report.prepared.memory_bytes
-    _log.info("started a spare runner of %s: imported in %.1f s, takes %d MB", engine, seconds, num_bytes / 1e6)
+    seconds, megabytes = report.import_s, report.memory_bytes / 1e6
+    _log.info("started a spare runner of %s: imported in %.1f s, takes %d MB", engine, seconds, megabytes)
     return child
 
 

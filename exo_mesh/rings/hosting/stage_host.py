@@ -14,7 +14,8 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.stage import ReserveAnswer, StageFailed, StageFetching, StageStatus, StageUpdate
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.machine.pressure import Needs
@@ -33,9 +34,6 @@ from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.rings.hosting.surroundings import StageSurroundings
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.proto import control_pb2, runner_pb2
-from exo_mesh.wire.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
@@ -135,7 +133,7 @@ class StageHost:
         """The highest ballot of an instance that this node has promised."""
         return self._reservations.promised(instance_id)
 
-    def beat(self, instance_id: str) -> runner_pb2.Heartbeat | None:
+    def beat(self, instance_id: str) -> Heartbeat | None:
         """The last heartbeat of the stage of an instance, if it runs here."""
         runner = self._runners.get(instance_id)
         return runner.beat if runner is not None else None
@@ -210,7 +208,7 @@ class StageHost:
 
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
-    ) -> AsyncGenerator[control_pb2.StageStatus, None]:
+    ) -> AsyncGenerator[StageUpdate, None]:
         """Fetch the missing files of a stage and start it, or let its process continue from a lower ballot, or join
         those who watch it. Reports as long as the stage runs under this plan; the last report is `failed`.
         keep_kv_from: see ChangePlan; None: no stage.
@@ -222,18 +220,16 @@ class StageHost:
         try:
             async with aclosing(self._fetch(instance_id, ballot, head_start)) as steps:
                 async for step in steps:
-                    fetching = control_pb2.StageFetching(done=step.done, total=step.total)
-                    yield control_pb2.StageStatus(fetching=fetching)
+                    yield StageFetching(step.done, step.total)
             runner = await self._runner_by(instance_id, ballot, keep_kv_from, wiring, head_start)
         except FetchError as exc:
             self._reservations.release(instance_id, ballot)
-            failed = control_pb2.StageFailed(code=exc.code, message=str(exc), remedy=exc.remedy, final=exc.is_final)
-            yield control_pb2.StageStatus(failed=failed)
+            yield StageFailed(exc.code, str(exc), exc.remedy, exc.is_final)
             return
         finally:
             await head_start.close()
-        async for status in runner.board.watch():
-            yield status
+        async for update in runner.board.watch():
+            yield update
 
     async def _runner_by(
         self,
@@ -293,9 +289,7 @@ class StageHost:
     async def show_new_certificate(self) -> None:
         """Send this node's renewed credentials to the stages that run here."""
         assert self._credentials is not None, "an open mesh has none"
-        tls = tls_to_proto(self._credentials.current)
-        assert tls is not None, "made from credentials"
-        sends = (runner.show(tls) for runner in self._runners.values())
+        sends = (runner.show(self._credentials.current) for runner in self._runners.values())
         for outcome in await asyncio.gather(*sends, return_exceptions=True):
             # a MeshError means that the runner is ending
             if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):
@@ -363,7 +357,7 @@ class StageHost:
         self._started[instance_id] = lease
         self._hops.forget(instance_id, runner)
         keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
-        await runner.change(plan_to_proto(plan), lease.index, keeps)
+        await runner.change(plan, lease.index, keeps)
         _log.info("%s continues under ballot %s", runner.label, lease.ballot)
         return runner
 
@@ -382,10 +376,10 @@ class StageHost:
         return runner
 
     async def _follow(self, runner: Runner, instance_id: str, meter: StageMeter) -> None:
-        before = runner_pb2.Heartbeat()
+        before = Heartbeat()
         lease = self._started[instance_id]
 
-        def on_beat(beat: runner_pb2.Heartbeat) -> None:
+        def on_beat(beat: Heartbeat) -> None:
             nonlocal before, lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
@@ -400,7 +394,7 @@ class StageHost:
                 self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, beat.progress - before.progress)
             if before.is_idle and not beat.is_idle:
                 self._around.used()
-            before = beat  # not a copy into one message: its arena would grow with each copy
+            before = beat
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
@@ -412,7 +406,7 @@ class StageHost:
 
         def on_end(end: End, why: str) -> None:
             self._metrics.runner_ended(lease.plan.model, str(end))
-            beat = runner.beat or runner_pb2.Heartbeat()
+            beat = runner.beat or Heartbeat()
             self._guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
 
         try:

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from exo_mesh.base.telemetry.durations import Durations
+from exo_mesh.base.telemetry.durations import DurationCounts, Durations
 from exo_mesh.base.telemetry.families import Cell, MetricFamily
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageMetrics, StageSeat
-from exo_mesh.wire.proto.runner_pb2 import Durations as DurationsProto
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 
 WINDOW_BEATS = 21
 """Heartbeats that are kept: the last 10 s."""
@@ -137,7 +136,7 @@ class StageMeter:
         self._grow(metrics.prefill_seconds, stage, beat.prefill_s)
         metrics.sequences.labels(*stage).set(beat.sequences)
         metrics.memory.labels(*rank).set(beat.memory_bytes)
-        metrics.prefix_bytes.labels(*stage).set(beat.prefix.bytes)
+        metrics.prefix_bytes.labels(*stage).set(beat.prefix.num_bytes)
         metrics.disk_bytes.labels(*stage).set(beat.prefix.disk_bytes)
         if beat.prefix.has_disk:
             self._grow(metrics.disk_writes, (*stage, "ok"), beat.prefix.disk_writes)
@@ -187,7 +186,7 @@ class StageMeter:
         self._counted[family.name] = now
         family.labels(*labels).value += max(0.0, now - before)
 
-    def _grow_buckets(self, family: MetricFamily[Durations], labels: tuple[str, ...], now: DurationsProto) -> None:
+    def _grow_buckets(self, family: MetricFamily[Durations], labels: tuple[str, ...], now: DurationCounts) -> None:
         durations = family.labels(*labels)
         if len(now.counts) != len(durations.counts):
             return  # an empty heartbeat, from before the runner's first one

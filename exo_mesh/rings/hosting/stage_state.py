@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exo_mesh.base.telemetry.stage_metrics import StageSeat
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.rings.hosting.reservations import Lease
@@ -15,9 +16,7 @@ from exo_mesh.rings.hosting.status_board import StageBeat
 from exo_mesh.rings.hosting.supervisor import Runner
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
-from exo_mesh.wire.plan_codec import plan_to_proto, rank_to_proto
-from exo_mesh.wire.proto import runner_pb2
-from exo_mesh.wire.tls_codec import tls_to_proto
+from exo_mesh.wire.runner_commands import PrefixDisk, StartStage
 
 SILENT_S = 2.0
 """Seconds of silence after which a runner counts as not running for callers that ask because a connection to it broke.
@@ -34,11 +33,11 @@ def start_message(
     credentials: CredentialSource | None,
     wiring: RankWiring | None = None,
     memory: MemoryReading | None = None,
-) -> runner_pb2.StartStage:
+) -> StartStage:
     """The message that starts a runner. wiring: of its rank, in a tensor group. memory: of this machine, now."""
     first, last = settings.data_ports or (0, 0)
-    return runner_pb2.StartStage(
-        plan=plan_to_proto(lease.plan),
+    return StartStage(
+        plan=lease.plan,
         stage=lease.index,
         model_dir=str(model_dir),
         options=settings.engine_options,
@@ -51,14 +50,14 @@ def start_message(
         prefix_bytes=settings.prefix_cache_bytes,
         prefix_disk=_prefix_disk(settings),
         skip_warmup=settings.skip_warmup,
-        tls=tls_to_proto(credentials.current if credentials else None),
-        rank=None if wiring is None else rank_to_proto(wiring),
+        tls=credentials.current if credentials else None,
+        rank=wiring,
         total_bytes=0 if memory is None else memory.total_bytes,
         available_bytes=0 if memory is None else memory.available_bytes,
     )
 
 
-def _prefix_disk(settings: Settings) -> runner_pb2.PrefixDisk | None:
+def _prefix_disk(settings: Settings) -> PrefixDisk | None:
     """Where a runner keeps KV in files; None: nowhere."""
     if settings.prefix_disk is None or not settings.prefix_cache_bytes:
         return None
@@ -67,12 +66,7 @@ def _prefix_disk(settings: Settings) -> runner_pb2.PrefixDisk | None:
         from exo_mesh.security.keys import prefix_disk_key  # an open mesh avoids this slow import
 
         secret = prefix_disk_key(settings.secret)
-    return runner_pb2.PrefixDisk(
-        directory=str(settings.prefix_disk),
-        most_bytes=settings.prefix_disk_max_bytes,
-        days=settings.prefix_disk_days,
-        secret=secret,
-    )
+    return PrefixDisk(str(settings.prefix_disk), settings.prefix_disk_max_bytes, settings.prefix_disk_days, secret)
 
 
 def is_well(runner: Runner) -> bool:
@@ -105,7 +99,7 @@ def goes_on(started: Lease, plan: Plan, index: int) -> bool:
 
 def beat_of(lease: Lease, runner: Runner, own_id: str) -> StageBeat:
     """The last heartbeat of a lease's runner, with its place."""
-    stage, beat = lease.stage, runner.beat or runner_pb2.Heartbeat()  # no heartbeat has come yet
+    stage, beat = lease.stage, runner.beat or Heartbeat()  # no heartbeat has come yet
     return StageBeat(
         lease.plan.instance_id,
         lease.index,

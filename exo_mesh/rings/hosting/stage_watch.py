@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerReady
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.domain.stage import StageLoading
 
 BEAT_MOST_S = 1.0
 """Most seconds that one heartbeat can add to a standstill: after a pause of this node or of the whole machine, the time
@@ -34,7 +36,7 @@ class StageWatch:
         self._steps = 0
         self._progress = 0
         self._loaded = 0
-        self._beat = runner_pb2.Heartbeat()
+        self._beat = Heartbeat()
 
     @property
     def stuck_s(self) -> float:
@@ -47,21 +49,20 @@ class StageWatch:
         most_s = self._limits.first_message_s if self.phase is Phase.STARTING else self._limits.silence_s
         return f"has been silent for {most_s:.0f} s" if self.silent_s >= most_s else ""
 
-    def heard(self, report: runner_pb2.FromRunner, gap_s: float) -> str:
+    def heard(self, report: FromRunner, gap_s: float) -> str:
         """Note a report, gap_s after the last one; returns why the runner counts as stuck, or ""."""
         self.silent_s = 0.0
-        kind = report.WhichOneof("message")
-        if kind == "ready":
+        if isinstance(report, RunnerReady):
             self.phase, self._still_s = Phase.READY, 0.0
         elif self.phase is Phase.STARTING:
             self.phase = Phase.LOADING
-        if kind == "loading":
-            self._load_moved(report.loading.done)
-        elif kind == "heartbeat":
-            return self._beat_came(report.heartbeat, min(gap_s, BEAT_MOST_S))
+        if isinstance(report, StageLoading):
+            self._load_moved(report.done)
+        elif isinstance(report, Heartbeat):
+            return self._beat_came(report, min(gap_s, BEAT_MOST_S))
         return ""
 
-    def _beat_came(self, beat: runner_pb2.Heartbeat, gap_s: float) -> str:
+    def _beat_came(self, beat: Heartbeat, gap_s: float) -> str:
         moved = beat.progress != self._progress
         self._progress, self._beat = beat.progress, beat
         if self.phase is Phase.READY:

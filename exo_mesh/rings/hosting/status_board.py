@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from exo_mesh.base.tasks import ChangeSignal
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.stage import StageFailed, StageReady, StageUpdate
 
 _NEVER_S = 3600.0
+_Kind = TypeVar("_Kind", bound=StageUpdate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,67 +29,62 @@ class StageBeat:
 
 
 class StatusBoard:
-    """The latest status of each kind ("listening", "loading", "ready", "failed"). "failed" is final."""
+    """The latest update of each kind. StageFailed is final."""
 
     watchers = 0
     """Number of current watchers."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, tuple[int, pb.StageStatus]] = {}
+        self._latest: dict[type[Any], tuple[int, StageUpdate]] = {}
         self._count = 0
         self._changed = ChangeSignal()
 
+    def _last(self, kind: type[_Kind]) -> _Kind | None:
+        found = self._latest.get(kind)
+        return found[1] if found is not None else None  # type: ignore[return-value]
+
     @property
-    def failed(self) -> pb.StageFailed | None:
-        entry = self._latest.get("failed")
-        return entry[1].failed if entry else None
+    def failed(self) -> StageFailed | None:
+        return self._last(StageFailed)
 
     @property
     def ready(self) -> bool:
-        return "ready" in self._latest
+        return StageReady in self._latest
 
     @property
     def load_s(self) -> float:
         """Seconds that loading took; 0 before it is ready."""
-        entry = self._latest.get("ready")
-        return entry[1].ready.load_s if entry else 0.0
-
-    @property
-    def all_reduce_s(self) -> float:
-        """Seconds of an all-reduce of a few bytes, as measured by the tensor group that this stage leads; 0 if it leads
-        none."""
-        entry = self._latest.get("ready")
-        return entry[1].ready.group.all_reduce_s if entry else 0.0
+        ready = self._last(StageReady)
+        return ready.loaded.load_s if ready is not None else 0.0
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys in the KV of this rank of a tensor group; 0 if unknown or no group."""
-        entry = self._latest.get("ready")
-        return entry[1].ready.group.kv_heads if entry else 0
+        ready = self._last(StageReady)
+        return ready.loaded.group.check.kv_heads if ready is not None and ready.loaded.group is not None else 0
 
-    def publish(self, status: pb.StageStatus) -> None:
-        """Publish a status to all watchers. A status after "failed" is dropped."""
-        kind = status.WhichOneof("status")
-        if kind is not None and self.failed is None:
+    def publish(self, update: StageUpdate) -> None:
+        """Publish an update to all watchers. An update after StageFailed is dropped."""
+        if self.failed is None:
             self._count += 1
-            self._latest.pop(kind, None)  # keep the order of the last reports
-            self._latest[kind] = (self._count, status)
+            self._latest.pop(type(update), None)  # keep the order of the last reports
+            self._latest[type(update)] = (self._count, update)
             self._changed.beat()
 
     def fail(self, code: str, message: str) -> None:
-        self.publish(pb.StageStatus(failed=pb.StageFailed(code=code, message=message)))
+        self.publish(StageFailed(code, message))
 
-    async def watch(self) -> AsyncIterator[pb.StageStatus]:
-        """Yield the known statuses, then new ones, until the stage has failed; stale loading reports are skipped."""
+    async def watch(self) -> AsyncIterator[StageUpdate]:
+        """Yield the known updates, then new ones, until the stage has failed; stale loading reports are skipped."""
         seen = 0
         self.watchers += 1
         try:
             while True:
-                news = [(count, status) for count, status in self._latest.values() if count > seen]
-                for count, status in news:
+                news = [(count, update) for count, update in self._latest.values() if count > seen]
+                for count, update in news:
                     seen = count
-                    yield status
-                    if status.HasField("failed"):
+                    yield update
+                    if isinstance(update, StageFailed):
                         return
                 if not news:
                     await self._changed.wait(_NEVER_S)

@@ -13,7 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, HopBroke, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
 from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, RunnerLimits
+from exo_mesh.domain.stage import LoadOutcome, StageHopLost, StageListening, StageLoading, StageReady
 from exo_mesh.errors import (
     EngineError,
     MeshError,
@@ -39,9 +45,19 @@ from exo_mesh.rings.hosting.runner_exit import (
 from exo_mesh.rings.hosting.stack_listener import StackListener
 from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.rings.hosting.status_board import StatusBoard
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.wire import runner_pipe
 from exo_mesh.wire.channel_options import bracketed
-from exo_mesh.wire.proto import control_pb2, plan_pb2, runner_pb2
+from exo_mesh.wire.runner_commands import (
+    ChangePlan,
+    LinkNext,
+    LinkRanks,
+    OpenHop,
+    Pressure,
+    StartStage,
+    StopStage,
+    ToRunner,
+)
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner")
 
@@ -63,7 +79,7 @@ EXIT_S = 3.0
 """Seconds from the end of its pipe to the end of the process, whose exit code shows the cause. Milliseconds, unless the
 machine is overloaded."""
 
-OnBeat = Callable[[runner_pb2.Heartbeat], None]
+OnBeat = Callable[[Heartbeat], None]
 OnEnd = Callable[[End, str], None]
 """Called with how the runner ended, and why; before any other notification, and not if the owner was cancelled."""
 
@@ -77,7 +93,7 @@ class Runner:
     def __init__(
         self,
         label: str,
-        start: runner_pb2.StartStage,
+        start: StartStage,
         host: str,
         *,
         limits: RunnerLimits = DEFAULT_LIMITS,
@@ -91,7 +107,7 @@ class Runner:
         self._spare = spare
         self.label = label
         self.board = StatusBoard()
-        self.beat: runner_pb2.Heartbeat | None = None
+        self.beat: Heartbeat | None = None
         self.pid = 0
         self.rolls_back = False
         self.end: End | None = None
@@ -105,7 +121,8 @@ class Runner:
         self._heard_at = 0.0
         self._spawned_at = 0.0
         self._changed_by = math.inf
-        self._sent: dict[str, control_pb2.StageStatus] = {}
+        self._listening: StageListening | None = None
+        self._loaded = LoadOutcome()
         self._ballot = start.plan.ballot
         self._start = start
         self._host = host
@@ -175,13 +192,13 @@ class Runner:
 
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
-        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+        await self._tell(LinkNext(endpoint, keep_stream))
         self.flight.note("linked", endpoint)
 
     async def open_hop(self) -> None:
         """Let a hop that rests connect, and stay open for some seconds; a runner that is gone is ignored."""
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(open_hop=runner_pb2.OpenHop()))
+            await self._tell(OpenHop())
 
     def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
         """Report that this stage cannot reach the next one; the owner of the ring decides what follows.
@@ -189,42 +206,39 @@ class Runner:
         is_out_of_reach: this node cannot reach the node of that stage either.
         """
         self.flight.note("hop lost", reason)
-        lost = control_pb2.StageHopLost(message=reason, is_out_of_reach=is_out_of_reach)
-        self.board.publish(control_pb2.StageStatus(hop_lost=lost))
+        self.board.publish(StageHopLost(reason, is_out_of_reach))
 
-    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+    async def change(self, plan: Plan, stage: int, keep_kv_from: int) -> None:
         """Let the process continue under another plan, with the layers that it has; see ChangePlan. From now on `board`
         is for that plan, and is not ready before the process reports so. Raises StageLostError if it is gone."""
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, f"{self.label} continues under ballot {plan.ballot.counter}")
         self._ballot = plan.ballot
         self._changed_by = asyncio.get_running_loop().time() + CHANGE_S
-        change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
-        await self._tell(runner_pb2.ToRunner(change=change))
+        await self._tell(ChangePlan(plan, stage, keep_kv_from))
         self.flight.note("change of plan", ballot=plan.ballot.counter, stage=stage, keep_kv_from=keep_kv_from)
 
     async def link_ranks(self, endpoints: Sequence[str]) -> None:
         """Send the leader of a tensor group the endpoints of ranks 1 to N-1. Raises StageLostError if it is gone."""
-        await self._tell(runner_pb2.ToRunner(ranks=runner_pb2.LinkRanks(endpoints=endpoints)))
+        await self._tell(LinkRanks(tuple(endpoints)))
 
-    async def show(self, tls: runner_pb2.TlsCredentials) -> None:
+    async def show(self, tls: Credentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
-        self._start.tls.CopyFrom(tls)  # in case the process has not received its start message yet
-        await self._tell(runner_pb2.ToRunner(tls=tls))
+        self._start = replace(self._start, tls=tls)  # in case the process has not received its start message yet
+        await self._tell(tls)
 
     async def press(self, level: int, free_bytes: int) -> None:
         """Send the stage the memory pressure of the machine, and the bytes that its KV may still take; a runner that is
         gone is ignored."""
         self._memory.level = level
-        pressure = runner_pb2.Pressure(level=level, free_bytes=free_bytes)
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(pressure=pressure))
+            await self._tell(Pressure(level, free_bytes))
 
-    async def _tell(self, message: runner_pb2.ToRunner) -> None:
+    async def _tell(self, command: ToRunner) -> None:
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
         try:
-            await runner_pipe.write_message(self._writer, message)
+            await runner_pipe.write_command(self._writer, command)
         except TransportError as exc:
             raise StageLostError(f"the runner of {self.label} is gone") from exc
 
@@ -263,7 +277,7 @@ class Runner:
         await child.open()
         process, reader, self._writer = child.process, child.reader, child.writer
         with contextlib.suppress(TransportError):  # it has ended already, and its exit code says more
-            await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
+            await runner_pipe.write_command(self._writer, self._start)
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
         # not only the end of its pipe: a child of the runner may hold the pipe open
@@ -292,10 +306,10 @@ class Runner:
         loop = asyncio.get_running_loop()
         watch = StageWatch(self._limits, self._stage_bytes)
         last = loop.time()
-        reading: asyncio.Task[runner_pb2.FromRunner | None] | None = None
+        reading: asyncio.Task[FromRunner | None] | None = None
         try:
             while True:
-                reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+                reading = asyncio.ensure_future(runner_pipe.read_report(reader))
                 step_s = FIRST_STEP_S
                 while not (await asyncio.wait((reading,), timeout=step_s))[0]:
                     self._check(watch, watch.silent(step_s))
@@ -331,64 +345,52 @@ class Runner:
         if problem:
             ends = {Phase.STARTING: End.CRASHED, Phase.LOADING: End.WEDGED, Phase.READY: End.STALLED}
             # a rank without progress may wait for another rank; the peer that placed the group counts its failures
-            waits = self._start.HasField("rank") and watch.phase is not Phase.STARTING
+            waits = self._start.rank is not None and watch.phase is not Phase.STARTING
             raise StuckError(f"the runner of {self.label} {problem}", End.LOST if waits else ends[watch.phase])
 
     @property
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
-    def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
+    def _take(self, report: FromRunner, on_beat: OnBeat) -> None:
         if not self._heard_at:
             self.started_s = time.monotonic() - self._spawned_at
             self.flight.note("first report", after_s=round(self.started_s, 3))
         self._heard_at = asyncio.get_running_loop().time()
-        status = control_pb2.StageStatus()
-        match report.WhichOneof("message"):
-            case "listening":
-                self.flight.note("listening", port=report.listening.port)
-                status.listening.endpoint = f"{bracketed(self._host)}:{report.listening.port}"
-                status.listening.pid = report.listening.pid
-            case "loading":
-                self.flight.goes_on("loading", done=report.loading.done, total=report.loading.total)
-                status.loading.done, status.loading.total = report.loading.done, report.loading.total
-            case "ready":
-                ready = report.ready
-                self.flight.note("ready", load_s=round(ready.load_s, 3), memory_bytes=ready.memory_bytes)
-                status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
-                status.ready.inputs.extend(ready.inputs)
-                status.ready.outputs.extend(ready.outputs)
-                if ready.HasField("group"):
-                    status.ready.group.CopyFrom(ready.group)
-                self.rolls_back = ready.rolls_back
-            case "changed":
-                self._go_on(report.changed)
-            case "hop_lost":
-                self.lose_hop(report.hop_lost.message)
-            case "heartbeat":
-                self.beat = report.heartbeat
+        match report:
+            case RunnerListening(port, pid):
+                self.flight.note("listening", port=port)
+                self._listening = StageListening(f"{bracketed(self._host)}:{port}", pid)
+                self.board.publish(self._listening)
+            case StageLoading(done, total):
+                self.flight.goes_on("loading", done=done, total=total)
+                self.board.publish(report)
+            case RunnerReady(loaded, rolls_back):
+                self.flight.note("ready", load_s=round(loaded.load_s, 3), memory_bytes=loaded.memory_bytes)
+                self._loaded, self.rolls_back = loaded, rolls_back
+                self.board.publish(StageReady(loaded))
+            case PlanChanged():
+                self._go_on(report)
+            case HopBroke(message):
+                self.lose_hop(message)
+            case Heartbeat():
+                self.beat = report
                 self._memory.look(time.monotonic())
                 if self.board.ready:
-                    self.flight.beat(report.heartbeat)
-                on_beat(report.heartbeat)
-            case "failed":
-                failed = report.failed
-                self._ends(REPORTED.get(failed.code) or self._crash(failed.message), failed.code, failed.message)
-        if status.HasField("listening") or status.HasField("ready"):
-            self._sent[str(status.WhichOneof("status"))] = status
-        self.board.publish(status)
+                    self.flight.beat(report)
+                on_beat(report)
+            case RunnerFailed(code, message):
+                self._ends(REPORTED.get(code) or self._crash(message), code, message)
 
-    def _go_on(self, changed: runner_pb2.Changed) -> None:
+    def _go_on(self, changed: PlanChanged) -> None:
         """Note that the process works for another plan now; of plans in quick succession only the last one counts."""
         if changed.ballot != self._ballot:
             return
         self._changed_by = math.inf
         self.flight.note("changed", resumed=changed.resumed)
-        self.board.publish(self._sent["listening"])
-        ready = control_pb2.StageStatus()
-        ready.CopyFrom(self._sent["ready"])
-        ready.ready.resumed = changed.resumed
-        self.board.publish(ready)
+        assert self._listening is not None, "a plan changes only in a loaded runner"
+        self.board.publish(self._listening)
+        self.board.publish(StageReady(self._loaded, changed.resumed))
 
     async def _see_off(
         self, process: asyncio.subprocess.Process, output: asyncio.Task[None], noting: asyncio.Task[None]
@@ -411,7 +413,7 @@ class Runner:
         assert self._writer is not None
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(0.5):
-                await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
+                await runner_pipe.write_command(self._writer, StopStage())
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "created with a pipe"

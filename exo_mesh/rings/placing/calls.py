@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.stage import ReserveAnswer, StageStatus, StageUpdate
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, ModelError, ReservationError
 from exo_mesh.mesh.membership.calls import fence_from_proto, fence_to_proto
@@ -15,7 +16,7 @@ from exo_mesh.mesh.membership.fences import Fence
 from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.calls import introduce
-from exo_mesh.rings.hosting.calls import COMMIT, LINK, LOOK_AT_STAGE, RELEASE, RESERVE
+from exo_mesh.rings.hosting.calls import COMMIT, LINK, LOOK_AT_STAGE, RELEASE, RESERVE, STAGE_UPDATE
 from exo_mesh.wire.call_access import PEER
 from exo_mesh.wire.control_codec import status_from_proto
 from exo_mesh.wire.peer_call import CALL_S, AnyAnswer, PeerCall, answer
@@ -102,7 +103,7 @@ class Member:
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
         return ReserveAnswer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
 
-    def commit(
+    async def commit(
         self,
         instance_id: str,
         ballot: Ballot,
@@ -110,7 +111,7 @@ class Member:
         wiring: RankWiring | None = None,
         *,
         quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
+    ) -> AsyncGenerator[StageUpdate, None]:
         """See StageHost.commit, and ControlPort.stream for quiet."""
         request = pb.CommitRequest(
             instance_id=instance_id,
@@ -118,7 +119,10 @@ class Member:
             keep_kv_from=keep_kv_from,
             rank=None if wiring is None else rank_to_proto(wiring),
         )
-        return self._calls.stream(self._id, COMMIT, request, quiet=quiet)
+        async with aclosing(self._calls.stream(self._id, COMMIT, request, quiet=quiet)) as messages:
+            async for message in messages:
+                if (update := STAGE_UPDATE.read(message)) is not None:
+                    yield update
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()

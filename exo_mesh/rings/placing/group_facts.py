@@ -20,7 +20,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.domain.rdma_links import queue_pairs_left, rdma_devices, static_groups
 from exo_mesh.domain.ring_candidates import Candidate
-from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
+from exo_mesh.domain.tensor_group import GroupBackend, GroupFigures, TensorGroup
 from exo_mesh.engine.contract import Groupable
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
@@ -28,7 +28,6 @@ from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.placing.tensor_groups import MAX_SETS, GroupTroubles
 from exo_mesh.settings.config import Settings
 from exo_mesh.weights.model_files import read_json
-from exo_mesh.wire.proto.runner_pb2 import GroupFigures
 
 _log = logging.getLogger(__name__)
 
@@ -229,12 +228,12 @@ def times_of(
     one-way time between the peers of the ring."""
     found = {}
     for index, held in figures.items():
-        group = plan.stages[index].group
+        check, group = held.check, plan.stages[index].group
         token_bytes = card.hidden_size * WIDEST_BYTES
         if group is not None:
             with contextlib.suppress(ValueError):  # a figure could not be measured
                 found[index] = GroupTimes(
-                    group.size, len(plan.stages[index].shard), held.all_reduce_s, held.reduce_bytes_per_s,
-                    held.alone_layer_s, held.alone_chunk_s, chunk_tokens, token_bytes, hop_s,
+                    group.size, len(plan.stages[index].shard), check.all_reduce_s, check.reduce_bytes_per_s,
+                    check.alone_layer_s, check.alone_chunk_s, chunk_tokens, token_bytes, hop_s,
                 )  # fmt: skip
     return found

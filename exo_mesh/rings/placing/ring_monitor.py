@@ -14,7 +14,17 @@ from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.agreement import TensorShape, boundary_defect
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.stage import (
+    StageFailed,
+    StageFetching,
+    StageHopLost,
+    StageListening,
+    StageLoading,
+    StageReady,
+    StageUpdate,
+)
+from exo_mesh.domain.tensor import TensorSpec
+from exo_mesh.domain.tensor_group import GroupFigures, RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     DeadlineError,
@@ -29,9 +39,6 @@ from exo_mesh.rings.placing.liveness import SilentSeats, StageLook
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.rings.placing.stage_phases import StagePhase, of_rank, of_stage
-from exo_mesh.wire.proto import control_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2
-from exo_mesh.wire.proto.runner_pb2 import GroupFigures
 
 MARGIN_S = 30.0
 """Added to a stage's load deadline, which its peer enforces: the owner times out only if that peer does not."""
@@ -125,8 +132,8 @@ class RingMonitor:
         self._use = use
         self._on_progress = on_progress
         self._runner_limits = runner_limits
-        self._listening: dict[Seat, asyncio.Future[pb.StageListening]] = {s: loop.create_future() for s in plan.seats}
-        self._ready: dict[Seat, asyncio.Future[pb.StageReady]] = {seat: loop.create_future() for seat in plan.seats}
+        self._listening: dict[Seat, asyncio.Future[StageListening]] = {s: loop.create_future() for s in plan.seats}
+        self._ready: dict[Seat, asyncio.Future[StageReady]] = {seat: loop.create_future() for seat in plan.seats}
         self._loading: dict[Seat, tuple[int, int]] = {}
         self._fetching: dict[Seat, tuple[int, int]] = {}
         self._fetched_at = 0.0
@@ -152,7 +159,8 @@ class RingMonitor:
         ready = await self._or_lost(asyncio.gather(*self._ready.values()), patience_s, "every stage is loaded")
         loaded = dict(zip(self._ready, ready, strict=True))
         refuse_mismatch(self.plan, [loaded[seat] for seat in leaders])
-        self.figures = {seat.stage: loaded[seat].group for seat in leaders if loaded[seat].HasField("group")}
+        figures = {seat.stage: loaded[seat].loaded.group for seat in leaders}
+        self.figures = {stage: one for stage, one in figures.items() if one is not None}
         self.resumed = sum(status.resumed for status in ready)
         self._endpoints = {seat: status.endpoint for seat, status in listening.items()}
         pids = tuple(listening[seat].pid for seat in leaders)
@@ -281,9 +289,9 @@ class RingMonitor:
             stream = member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring, quiet=is_quiet)
             is_here = seat.peer_id == self._members.own_id
             async with aclosing(self._until_switched(stream, is_quiet, is_here=is_here)) as reports:
-                async for status in reports:
+                async for update in reports:
                     heard()
-                    self._take(seat, status)
+                    self._take(seat, update)
         except StageLostError as exc:
             await self._take_back(ballot, exc)
             return
@@ -291,8 +299,8 @@ class RingMonitor:
             raise TransportError(f"the report stream of {seat} ended")
 
     async def _until_switched(
-        self, stream: AsyncIterator[pb.StageStatus], is_quiet: bool, *, is_here: bool
-    ) -> AsyncGenerator[pb.StageStatus, None]:
+        self, stream: AsyncIterator[StageUpdate], is_quiet: bool, *, is_here: bool
+    ) -> AsyncGenerator[StageUpdate, None]:
         """The reports of a stream, until `_is_quiet` has changed; a local stage's, until they end."""
         switched = asyncio.create_task(self._wait_for_switch(is_quiet))
         try:
@@ -376,24 +384,24 @@ class RingMonitor:
         seat = next(seat for seat in self.plan.seats if seat.stage == stage)
         self._lose(StageLostError(f"{seat}: {reason}"), seat)
 
-    def _take(self, seat: Seat, status: pb.StageStatus) -> None:
-        match status.WhichOneof("status"):
-            case "listening":
-                _resolve(self._listening[seat], status.listening)
-            case "fetching":
-                self._note_fetching(seat, status.fetching.done, status.fetching.total)
-            case "loading":
-                self._loading[seat] = (status.loading.done, status.loading.total)
+    def _take(self, seat: Seat, update: StageUpdate) -> None:
+        match update:
+            case StageListening():
+                _resolve(self._listening[seat], update)
+            case StageFetching(done, total):
+                self._note_fetching(seat, done, total)
+            case StageLoading(done, total):
+                self._loading[seat] = (done, total)
                 if not self._is_fetching:
                     self._publish_progress("loading", self._loading)
-            case "ready":
-                _resolve(self._ready[seat], status.ready)
-            case "failed":
-                self._lose(_error_of(seat, status.failed), seat)
-            case "hop_lost":
+            case StageReady():
+                _resolve(self._ready[seat], update)
+            case StageFailed():
+                self._lose(_error_of(seat, update), seat)
+            case StageHopLost(message):
                 self.hop_lost = seat.stage
-                self.is_next_out_of_reach = status.hop_lost.is_out_of_reach
-                self._lose(StageLostError(f"{seat} lost its connection to the next stage: {status.hop_lost.message}"))
+                self.is_next_out_of_reach = update.is_out_of_reach
+                self._lose(StageLostError(f"{seat} lost its connection to the next stage: {message}"))
 
     @property
     def _is_fetching(self) -> bool:
@@ -447,10 +455,10 @@ class RingMonitor:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _error_of(seat: Seat, failed: pb.StageFailed) -> MeshError:
+def _error_of(seat: Seat, failed: StageFailed) -> MeshError:
     message = f"{seat}: {failed.message}"
     if failed.code == FetchError.code:
-        return FetchError(message, remedy=failed.remedy, is_final=failed.final)
+        return FetchError(message, remedy=failed.remedy, is_final=failed.is_final)
     return error_from_code(failed.code, message)
 
 
@@ -459,16 +467,16 @@ def _resolve(future: asyncio.Future[Any], value: Any) -> None:
         future.set_result(value)
 
 
-def refuse_mismatch(plan: Plan, ready: Sequence[pb.StageReady]) -> None:
+def refuse_mismatch(plan: Plan, ready: Sequence[StageReady]) -> None:
     """Raise EngineError naming both stages unless each stage's declared outputs match the next stage's inputs by name
     and shape. An engine that declares nothing is trusted: its self-test or its own kind vouches for it."""
     for (one, given), (other, taken) in pairwise(zip(plan.stages, ready, strict=True)):
-        if defect := boundary_defect(_shapes(given.outputs), _shapes(taken.inputs)):
+        if defect := boundary_defect(_shapes(given.loaded.outputs), _shapes(taken.loaded.inputs)):
             raise EngineError(
                 f"{one.shard} ({one.engine} at {one.peer_id[:8]}) and {other.shard} ({other.engine} at "
                 f"{other.peer_id[:8]}) do not fit together: {defect}"
             )
 
 
-def _shapes(specs: Iterable[plan_pb2.TensorSpec]) -> tuple[TensorShape, ...]:
-    return tuple((spec.name, tuple(spec.item_shape)) for spec in specs)
+def _shapes(specs: Iterable[TensorSpec]) -> tuple[TensorShape, ...]:
+    return tuple((spec.name, spec.item_shape) for spec in specs)

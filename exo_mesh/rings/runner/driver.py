@@ -12,8 +12,9 @@ from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.domain.request import GenerateRequest, Prefilled
 from exo_mesh.domain.routing.digest import SALT_BYTES
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import (
     CancelledRequestError,
@@ -25,7 +26,7 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.rings.runner.callers import Callers
-from exo_mesh.rings.runner.generation import Generation, prefill_events
+from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.laps import LapTimes
 from exo_mesh.rings.runner.mailbox import Mailbox
@@ -41,7 +42,6 @@ from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimit
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
 from exo_mesh.rings.runner.scheduling.work import Work
 from exo_mesh.rings.runner.sequence_starts import SequenceStarts
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 IDLE_LAP_S = 5.0
 """Time between two frames of an idle ring whose stages keep sequences: as long as a machine that is short of memory may
@@ -135,11 +135,8 @@ class Driver:
             self.disk.describe(beat.prefix)
         beat.prefix.digest = self.digests.digest
         beat.oldest_wait_s = self.places.oldest_wait_s()
-        for told, durations in (
-            (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.places.waits)
-        ):  # fmt: skip
-            told.counts.extend(durations.counts)
-            told.sum_s = durations.sum_s
+        beat.laps_took, beat.hops_took = self.laps.took.snapshot(), self.hops.snapshot()
+        beat.queue_waits = self.places.waits.snapshot()
 
     def change(self, ballot: Ballot, limits: SchedulerLimits, kept_from: int) -> int:
         """Continue under a new ballot with other stages. Returns how many running requests continue, at the head of the
@@ -186,7 +183,7 @@ class Driver:
     def reassure(self) -> None:
         """Notify all callers that their requests are alive: entry peers take silence for the end of the ring."""
         for generation in self._live.values():
-            self.callers.tell(generation, prefill_events, 0)
+            self.callers.tell(generation, Prefilled(0))
 
     def _came_round(self, lost_copies: list[int]) -> dict[int, int]:
         """The positions whose rows every stage has computed, by running sequence."""
@@ -205,7 +202,7 @@ class Driver:
             try:
                 kept = self.replays.open(request)
             except KeyReusedError as exc:
-                self.callers.fail(Generation.begin(request, sequence_id, mailbox), exc)
+                self.callers.tell(Generation.begin(request, sequence_id, mailbox), exc)
                 return
             assert kept is not None, "it has a key"
             request = self._take_over(request, kept, mailbox, sequence_id)
@@ -283,7 +280,7 @@ class Driver:
         self.beginnings.came_round(frame.step)
         for row in frame.rows if is_prefill else ():
             if row.sequence in self._live:
-                self.callers.tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
+                self.callers.tell(self._live[row.sequence], Prefilled(row.pos0 + row.n))
         if logits is not None:
             self.outputs.draw(frame, logits)
         if is_prefill:
@@ -466,7 +463,7 @@ class Driver:
         self.beginnings.end(generation.sequence, is_sound=is_sound)
         if error is not None:
             self.callers.tell_laps(generation)
-            self.callers.fail(generation, error)
+            self.callers.tell(generation, error)
 
     def _refuse(self, generation: Generation, error: MeshError | None) -> None:
         """Answer a request that never enters the queue. error: None if there is nothing to do."""
@@ -475,7 +472,7 @@ class Driver:
         if generation.kept is not None:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
         if error is not None:
-            self.callers.fail(generation, error)
+            self.callers.tell(generation, error)
 
 
 def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:

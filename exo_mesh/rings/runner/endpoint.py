@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
-
-import grpc
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.base.versions import SPOKEN
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, RingHello
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import GroupTimer, MemoryTeller
-from exo_mesh.errors import RankLostError, StageLostError, TransportError
-from exo_mesh.rings.runner.driver_service import DriverService
+from exo_mesh.errors import RankLostError, StageLostError
+from exo_mesh.rings.runner.calls import DriverService
 from exo_mesh.rings.runner.inbox import Change, Reassure
 from exo_mesh.rings.runner.queue_places import SIGN_OF_LIFE_S
 from exo_mesh.rings.runner.ranks import RankLinks, watch_leader
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.wire.channel_options import bracketed
-from exo_mesh.wire.channels import bind, new_server
-from exo_mesh.wire.gate import Gate, handlers_of
+from exo_mesh.wire.data_server import Binding, DataServer
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import ring_pb2 as ring_pb
-from exo_mesh.wire.proto import runner_pb2 as pb
 from exo_mesh.wire.ring_link import RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -45,15 +38,6 @@ FRAME_FOLLOWS_S = 1.0
 may be slow."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """An address to bind: `host`, and any free port (0, 0) or the first free port of a range."""
-
-    host: str
-    port_first: int
-    port_last: int
 
 
 class Endpoint:
@@ -72,7 +56,7 @@ class Endpoint:
         self._setup = setup
         self._worker = worker
         self._credentials = credentials
-        self._server: grpc.aio.Server | None = None
+        self._server: DataServer | None = None
         self._on_hop_lost = on_hop_lost
         self._hops = Durations(LAP_BOUNDS_S)
         self._link = self._new_link(setup)
@@ -88,14 +72,9 @@ class Endpoint:
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; returns the port. Raises TransportError if no port of the range is free."""
-        server = new_server([Gate(self._max_bytes)])
-        server.add_generic_rpc_handlers((self._receiver.handler(),))
-        if self._setup.is_last and not self._setup.follows:
-            server.add_generic_rpc_handlers(handlers_of(self._service.answers()))
-        port = bind_in_range(server, binding, self._credentials)
-        await server.start()
-        self._server = server
-        return port
+        drives = self._setup.is_last and not self._setup.follows
+        self._server = DataServer(self._max_bytes, self._service.answers() if drives else (), self._receiver)
+        return await self._server.listen(binding, self._credentials)
 
     def _max_bytes(self, method: str, data: bytes) -> int:
         """The size limit of a message: a request has at most 5 bytes for each prompt token, and as many for each token
@@ -120,7 +99,7 @@ class Endpoint:
         else:
             self._link.knock()
 
-    def _called(self, hello: ring_pb.RingHello) -> None:
+    def _called(self, hello: RingHello) -> None:
         """The stage before has connected. A frame will probably follow, so the next hop is opened, too, but not behind
         the driver, where the lap ends."""
         if hello.wants_lap:
@@ -212,7 +191,7 @@ class Endpoint:
 
     async def close(self) -> None:
         if self._server is not None:
-            await self._server.stop(grace=0.2)
+            await self._server.close()
 
     @property
     def _linked(self) -> bool:
@@ -220,13 +199,13 @@ class Endpoint:
         alone = self._setup.num_stages == 1 or self._setup.follows
         return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
-    def heartbeat(self) -> pb.Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The counters of this moment. Raises RankLostError if this is a rank that hangs; see Worker.check_alive."""
         worker, link, driver = self._worker, self._link, self._worker.driver
         worker.check_alive()
         worker.look()
         engine, clock = worker.engine, worker.clock
-        beat = pb.Heartbeat(
+        beat = Heartbeat(
             progress=worker.progress,
             busy_s=worker.busy_s,
             frames_in=self._receiver.frames_in,
@@ -244,11 +223,9 @@ class Endpoint:
             prefill_s=clock.prefill_s,
             is_idle=worker.rest.is_idle,
             hop_rests=link.rests,
+            hop_took=self._hops.snapshot(),
+            library=engine.library_memory() if isinstance(engine, MemoryTeller) else None,
         )
-        beat.hop_took.counts.extend(self._hops.counts)
-        beat.hop_took.sum_s = self._hops.sum_s
-        if isinstance(engine, MemoryTeller) and (library := engine.library_memory()) is not None:
-            beat.library.CopyFrom(pb.LibraryMemory(**asdict(library)))
         if worker.check is not None:
             beat.all_reduce_s = worker.check.all_reduce_s
             if isinstance(engine, GroupTimer):
@@ -267,23 +244,5 @@ async def _drop() -> None:
     """Sends nothing: the frame is of an earlier plan."""
 
 
-def _hello(setup: StageSetup) -> ring_pb.RingHello:
-    return ring_pb.RingHello(
-        protocol=SPOKEN.oldest,
-        newest_protocol=SPOKEN.newest,
-        instance_id=setup.plan.instance_id,
-        ballot=ballot_to_proto(setup.plan.ballot),
-        from_stage=setup.index,
-    )
-
-
-def bind_in_range(server: grpc.aio.Server, binding: Binding, credentials: CredentialSource | None) -> int:
-    """Bind a server; returns the port. Raises TransportError if no port of the range is free."""
-    for port in range(binding.port_first, binding.port_last + 1):
-        try:
-            bound = bind(server, f"{bracketed(binding.host)}:{port}", credentials)
-        except RuntimeError:
-            continue
-        if bound:
-            return bound
-    raise TransportError(f"no free data port on {binding.host} in {binding.port_first}-{binding.port_last}")
+def _hello(setup: StageSetup) -> RingHello:
+    return RingHello(SPOKEN.oldest, SPOKEN.newest, setup.plan.instance_id, setup.plan.ballot, setup.index)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,53 +17,22 @@ from exo_mesh.domain.request import (
     FinishReason,
     FrameTrace,
     GenerateRequest,
-    PrefixReport,
     PromptLogprob,
     StageSpan,
-    TokenEvent,
 )
-from exo_mesh.errors import InputError, MeshError, OverloadError
+from exo_mesh.errors import InputError
 from exo_mesh.rings.runner.constraint import Constraint
-from exo_mesh.rings.runner.mailbox import Mailbox
+from exo_mesh.rings.runner.mailbox import Drawn, Mailbox
 from exo_mesh.rings.runner.pooled import PooledVector
 from exo_mesh.rings.runner.sampling.prompt_logprobs import score
 from exo_mesh.rings.runner.sampling.sampler import Draw, Sampler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.wire.driver_codec import event_to_proto, prefix_to_proto, prompt_to_proto, traces_to_proto
-from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2
 
 MAX_LAPS = 1024
 """Laps of a traced request kept until they are sent: the newest ones, about 100 bytes each."""
 
 LAPS_AT_ONCE = 16
 """Laps sent in one message. The trace of a request that fails or is cancelled ends with the laps that were sent."""
-
-
-class Drawn(NamedTuple):
-    """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
-    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache."""
-
-    draws: tuple[Draw, ...]
-    finish: FinishReason | None = None
-    cached: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is one token and nothing else."""
-        return len(self.draws) == 1 and self.finish is None and not self.cached and self.draws[0].logprob is None
-
-    def events(self, index: int) -> list[TokenEvent]:
-        """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
-        numbered = enumerate(self.draws, index)
-        events = [TokenEvent(at, draw.token_id, draw.logprob, tuple(draw.top)) for at, draw in numbered]
-        if self.finish is FinishReason.LENGTH and events:
-            events[-1] = replace(events[-1], finish=self.finish)
-        elif self.finish is not None:
-            events.append(TokenEvent(index + len(events), None, finish=self.finish))
-        if self.cached and events:
-            events[0] = replace(events[0], cached=self.cached)
-        return events
 
 
 @dataclass(slots=True)
@@ -254,59 +221,3 @@ def _prepare_vector(sequence: Sequence, spec: EmbedSpec) -> None:
     sequence.is_kept = False  # texts seldom begin alike, and an encoder keeps nothing
     sequence.scores = 1 if spec.pooling == "first" else num_tokens
     sequence.scored = num_tokens - 1 if spec.pooling in ("last", "score") else 0
-
-
-def write_tokens(ballot: plan_pb2.Ballot, index: int, drawn: Drawn, message: pb.GenerateEvents) -> None:
-    """Write the tokens of one row, and the end, if any, into a message. All of them into one: a caller that loses the
-    driver then has all or none. index: of the first token."""
-    if message.ballot != ballot:
-        message.ballot.CopyFrom(ballot)
-    if drawn.is_plain:
-        message.events.add(index=index, token_id=drawn.draws[0].token_id)
-    else:
-        message.events.extend(map(event_to_proto, drawn.events(index)))
-
-
-def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:
-    """The message that ends a request that draws nothing."""
-    return pb.GenerateEvents(ballot=ballot, events=[pb.TokenEvent(index=index, finish=FinishReason.LENGTH)])
-
-
-def vector_events(ballot: plan_pb2.Ballot, vector: bytes) -> pb.GenerateEvents:
-    """The message with the vector of a prompt, which ends its request."""
-    event = pb.TokenEvent(index=0, finish=FinishReason.STOP, vector=vector)
-    return pb.GenerateEvents(ballot=ballot, events=[event])
-
-
-def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> pb.GenerateEvents:
-    """The message with the log-probabilities of some prompt tokens."""
-    return pb.GenerateEvents(ballot=ballot, prompt=prompt_to_proto(entries))
-
-
-def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
-    """The message with the laps of a traced request since the last such message."""
-    return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
-
-
-def prefix_events(ballot: plan_pb2.Ballot, report: PrefixReport) -> pb.GenerateEvents:
-    """The message that says where a prompt departs from kept sequences."""
-    return pb.GenerateEvents(ballot=ballot, prefix=prefix_to_proto(report))
-
-
-def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
-    """The message with the number of prompt tokens that have been computed."""
-    return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
-
-
-def queue_events(
-    ballot: plan_pb2.Ballot, place: int, length: int = 0, wait_s: float | None = None
-) -> pb.GenerateEvents:
-    """The message with a request's place in a queue of `length` and the time until its turn; place 0: it no longer
-    waits."""
-    return pb.GenerateEvents(ballot=ballot, queued=place, queue_length=length, wait_s=wait_s or 0.0)
-
-
-def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:
-    """The message that ends a request that failed."""
-    wait_s = error.retry_after_s if isinstance(error, OverloadError) else 0.0
-    return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error), wait_s=wait_s)

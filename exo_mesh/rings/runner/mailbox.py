@@ -1,15 +1,27 @@
-"""Carries messages from the driver to the call that waits for tokens."""
+"""Carries updates from the driver to the call that waits for tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
-from exo_mesh.wire.proto import driver_pb2 as pb
+import msgspec
 
-Write = Callable[[pb.GenerateEvents], None]
-"""Writes one update into a message that may hold others."""
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import (
+    FinishReason,
+    FrameTrace,
+    Prefilled,
+    PrefixReport,
+    PromptLogprobs,
+    Queued,
+    TokenEvent,
+    Tokens,
+)
+from exo_mesh.errors import MeshError
+from exo_mesh.rings.runner.sampling.sampler import Draw
 
 FLUSH_EVERY_S = 0.005
 """Tokens that come within this time share a message: one message per token would cost more than a fast lap of the ring.
@@ -19,8 +31,52 @@ PARK_AT = 256
 """Updates that a reader may be behind. More may be in the buffers of the connections."""
 
 
+class Drawn(NamedTuple):
+    """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
+    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache."""
+
+    draws: tuple[Draw, ...]
+    finish: FinishReason | None = None
+    cached: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is one token and nothing else."""
+        return len(self.draws) == 1 and self.finish is None and not self.cached and self.draws[0].logprob is None
+
+    def events(self, index: int) -> list[TokenEvent]:
+        """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
+        numbered = enumerate(self.draws, index)
+        events = [TokenEvent(at, draw.token_id, draw.logprob, tuple(draw.top)) for at, draw in numbered]
+        if self.finish is FinishReason.LENGTH and events:
+            events[-1] = replace(events[-1], finish=self.finish)
+        elif self.finish is not None:
+            events.append(TokenEvent(index + len(events), None, finish=self.finish))
+        if self.cached and events:
+            events[0] = replace(events[0], cached=self.cached)
+        return events
+
+
+class Laps(NamedTuple):
+    """The laps of a traced request since the last update with laps."""
+
+    frames: tuple[FrameTrace, ...]
+
+
+DriverNews: TypeAlias = Drawn | Tokens | Queued | Prefilled | PrefixReport | PromptLogprobs | Laps | MeshError
+"""What a caller learns of its request. Queued with place 0: it no longer waits. MeshError: it has failed."""
+
+
+class CallerUpdate(msgspec.Struct, frozen=True):
+    """ballot: in force when this was added. index: of the first token of Drawn."""
+
+    ballot: Ballot
+    news: DriverNews
+    index: int = 0
+
+
 class Mailbox:
-    """Updates of one request, in order. `next` writes all that have come since its last call into one message, because
+    """Updates of one request, in order. `next` returns all that have come since its last call, for one message, because
     one message for each token would cost a fast ring a tenth of its speed.
 
     A mailbox holds little more than PARK_AT updates: the driver then parks the sequence until the reader has taken
@@ -29,7 +85,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.parked = False
-        self._queue: asyncio.Queue[Write] = asyncio.Queue()
+        self._queue: asyncio.Queue[CallerUpdate] = asyncio.Queue()
         self._flushed_at = float("-inf")
 
     @property
@@ -37,23 +93,20 @@ class Mailbox:
         """The number of updates that wait for their reader."""
         return self._queue.qsize()
 
-    def post(self, write: Write) -> None:
-        self._queue.put_nowait(write)
+    def post(self, update: CallerUpdate) -> None:
+        self._queue.put_nowait(update)
 
-    def take_into(self, message: pb.GenerateEvents) -> None:
-        """Write the oldest update into a message. There must be one."""
-        self._queue.get_nowait()(message)
+    def take(self) -> CallerUpdate:
+        """The oldest update. There must be one."""
+        return self._queue.get_nowait()
 
-    async def next(self) -> pb.GenerateEvents:
-        """Return a message with all updates since the last call. Waits as long as the request lives, which the driver
-        limits."""
-        first = await self._queue.get()
+    async def next(self) -> list[CallerUpdate]:
+        """Return all updates since the last call. Waits as long as the request lives, which the driver limits."""
+        updates = [await self._queue.get()]
         if (early := self._flushed_at + FLUSH_EVERY_S - time.monotonic()) > 0:
             await asyncio.sleep(early)
-        message = pb.GenerateEvents()
-        first(message)
         # a message with prompt log-probabilities is already as large as a message should be
-        while not self._queue.empty() and not message.prompt:
-            self.take_into(message)
+        while not self._queue.empty() and not isinstance(updates[-1].news, PromptLogprobs):
+            updates.append(self.take())
         self._flushed_at = time.monotonic()
-        return message
+        return updates

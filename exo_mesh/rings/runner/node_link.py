@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed
 from exo_mesh.errors import MeshError, TransportError
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_message
+from exo_mesh.wire.runner_commands import StopStage, ToRunner
+from exo_mesh.wire.runner_pipe import receive_command, send_report
 
 HEARTBEAT_S = 0.5
 
@@ -33,15 +35,15 @@ class NodeLink:
     """Owns the runner's end of the pipe. Ends the process when the node is gone, when a stop takes too long, and when
     `heartbeat` raises; a MeshError from `heartbeat` is reported first.
 
-    `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
+    `report` may be called from any thread. `on_command` is called in this thread with every command but StopStage, and
     `on_stop` once with StopStage. `before_exit` is called just before this class ends the process.
     """
 
     def __init__(
         self,
         pipe: socket.socket,
-        heartbeat: Callable[[], pb.Heartbeat],
-        on_command: Callable[[pb.ToRunner], None],
+        heartbeat: Callable[[], Heartbeat],
+        on_command: Callable[[ToRunner], None],
         on_stop: Callable[[], None],
         before_exit: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,11 +64,11 @@ class NodeLink:
         with contextlib.suppress(BlockingIOError):  # it is awake, or waits for the node
             self._waker.send(b"\0")
 
-    def report(self, message: pb.FromRunner) -> None:
-        """Send one message to the node; end the process if the node is gone."""
+    def report(self, report: FromRunner) -> None:
+        """Send one report to the node; end the process if the node is gone."""
         try:
             with self._sending:
-                send_message(self._pipe, message)
+                send_report(self._pipe, report)
         except TransportError:
             self._exit(EXIT_ORPHANED)
 
@@ -74,7 +76,7 @@ class NodeLink:
         try:
             self._beat()
         except MeshError as exc:
-            self.report(pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+            self.report(RunnerFailed(exc.code, str(exc)))
         except Exception:  # noqa: BLE001 - logged, and then the process ends
             _log.exception("the heartbeat failed; the runner ends")
         self._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process when its node dies
@@ -95,16 +97,16 @@ class NodeLink:
                 due = time.monotonic()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_S
-                self.report(pb.FromRunner(heartbeat=self._heartbeat()))
+                self.report(self._heartbeat())
 
     def _command(self) -> None:
-        message = receive_message(self._pipe, pb.ToRunner)
-        if message is None:
+        command = receive_command(self._pipe)
+        if command is None:
             self._exit(EXIT_ORPHANED)  # without a node, nobody would ever stop this process
-        if message.HasField("stop"):
+        if isinstance(command, StopStage):
             timer = threading.Timer(STOP_DEADLINE_S, self._exit, (0,))
             timer.daemon = True
             timer.start()
             self._on_stop()
         else:
-            self._on_command(message)
+            self._on_command(command)

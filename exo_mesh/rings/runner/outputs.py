@@ -8,20 +8,13 @@ from functools import partial
 import numpy as np
 
 from exo_mesh.domain.frame import Frame, Row
-from exo_mesh.domain.request import FinishReason, TokenEvent
+from exo_mesh.domain.request import FinishReason, TokenEvent, Tokens
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.rings.runner.callers import Callers
 from exo_mesh.rings.runner.constraint import Constraint
-from exo_mesh.rings.runner.generation import (
-    LAPS_AT_ONCE,
-    Drawn,
-    Generation,
-    end_events,
-    prompt_events,
-    vector_events,
-)
+from exo_mesh.rings.runner.generation import LAPS_AT_ONCE, Generation
 from exo_mesh.rings.runner.grammars import Grammars
-from exo_mesh.rings.runner.mailbox import PARK_AT
+from exo_mesh.rings.runner.mailbox import PARK_AT, Drawn
 from exo_mesh.rings.runner.sampling.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 
@@ -97,10 +90,11 @@ class Outputs:
 
     def finish_empty(self, generation: Generation) -> None:
         """Send the end of a request that draws nothing."""
+        end = TokenEvent(generation.index, None, finish=FinishReason.LENGTH)
         if generation.kept is not None:
-            generation.kept.add(TokenEvent(generation.index, None, finish=FinishReason.LENGTH))
+            generation.kept.add(end)
         self._callers.tell_laps(generation)
-        self._callers.tell(generation, end_events, generation.index)
+        self._callers.tell(generation, Tokens((end,)))
 
     def _pool_one(
         self, generation: Generation, row: Row, states: np.ndarray | None, logits: np.ndarray | None = None
@@ -119,7 +113,7 @@ class Outputs:
         if vector is not None:
             self.prompts += 1
             self._callers.tell_laps(generation)
-            self._callers.tell(generation, vector_events, vector)
+            self._callers.tell(generation, Tokens((TokenEvent(0, None, finish=FinishReason.STOP, vector=vector),)))
             self._end(row.sequence, None)
 
     def _score(self, generation: Generation, row: Row, logits: np.ndarray) -> None:
@@ -133,7 +127,7 @@ class Outputs:
         if generation.kept is not None:
             generation.kept.prompt += entries
         for piece in pieces(entries):
-            self._callers.tell(generation, prompt_events, piece)
+            self._callers.tell(generation, piece)
         if generation.is_done:
             self.finish_empty(generation)
             self._end(generation.sequence.id, None)
@@ -172,7 +166,7 @@ class Outputs:
                 generation.kept.add(event)
         if generation.laps:
             self._callers.tell_laps(generation, 1 if drawn.finish else LAPS_AT_ONCE)
-        self._callers.tell_tokens(generation, index, drawn)
+        self._callers.tell(generation, drawn, index)
         if drawn.finish:
             self._end(generation.sequence.id, None)
             return

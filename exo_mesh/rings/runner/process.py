@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from exo_mesh.domain.footprint import MOST_SEQUENCES
-from exo_mesh.engine.contract import MachineMemory, TensorSpec
+from exo_mesh.domain.runner.reports import (
+    EnginePrepared,
+    HopBroke,
+    PlanChanged,
+    RunnerFailed,
+    RunnerListening,
+    RunnerReady,
+)
+from exo_mesh.domain.stage import LoadOutcome, StageLoading
+from exo_mesh.domain.tensor_group import GroupFigures
+from exo_mesh.engine.contract import MachineMemory
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.rings.prefix_disk.folder import FileLimits
-from exo_mesh.rings.runner.endpoint import Binding, Endpoint
+from exo_mesh.rings.runner.endpoint import Endpoint
 from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.inbox import Change
 from exo_mesh.rings.runner.node_link import EXIT_ORPHANED, NodeLink
@@ -30,13 +39,21 @@ from exo_mesh.rings.runner.ranks import RankFiles
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK
 from exo_mesh.rings.runner.stage_setup import DiskSetup, PreparedEngine, StageSetup
 from exo_mesh.rings.runner.worker import Worker
-from exo_mesh.security.credentials import RenewedCredentials
+from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.weights.model_files import without_paths
-from exo_mesh.wire.plan_codec import plan_from_proto, rank_from_proto
-from exo_mesh.wire.proto import plan_pb2
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, send_message
-from exo_mesh.wire.tls_codec import tls_from_proto
+from exo_mesh.wire.data_server import Binding
+from exo_mesh.wire.runner_commands import (
+    ChangePlan,
+    LinkNext,
+    LinkRanks,
+    OpenHop,
+    PrefixDisk,
+    Prepare,
+    Pressure,
+    StartStage,
+    ToRunner,
+)
+from exo_mesh.wire.runner_pipe import receive_command, send_report
 
 START_DEADLINE_S = 20.0
 """Seconds from the start of the process to its StartStage: the node sends it at once."""
@@ -50,15 +67,15 @@ def run_process(control_fd: int) -> int:
     """Run the stage that the node asks for over the inherited pipe; returns the exit code."""
     pipe = socket.socket(fileno=control_fd)
     pipe.settimeout(START_DEADLINE_S)
-    first = receive_message(pipe, pb.ToRunner)
+    first = receive_command(pipe)
     prepared: PreparedEngine | None = None
-    if first is not None and first.HasField("prepare"):
-        prepared = _prepare(pipe, first.prepare.engine)
+    if isinstance(first, Prepare):
+        prepared = _prepare(pipe, first.engine)
         if prepared is None:
             return EXIT_FAILED
         pipe.settimeout(None)  # until there is a stage for it, or its node is gone
-        first = receive_message(pipe, pb.ToRunner)
-    if first is None or not first.HasField("start"):
+        first = receive_command(pipe)
+    if not isinstance(first, StartStage):
         return EXIT_ORPHANED
     pipe.settimeout(None)  # from here on `select` waits for data
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -66,13 +83,13 @@ def run_process(control_fd: int) -> int:
         import uvloop  # halves the cost of a hop
 
         factory = uvloop.new_event_loop
-    if first.start.HasField("served"):
+    if first.served is not None:
         from exo_mesh.rings.runner.whole.process import serve_whole
 
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(serve_whole(pipe, first.start))
+            return runner.run(serve_whole(pipe, first))
     thread = EngineThread()
-    return thread.run(_serve(pipe, first.start, thread, prepared), factory)
+    return thread.run(_serve(pipe, first, thread, prepared), factory)
 
 
 def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
@@ -81,16 +98,15 @@ def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
     try:
         made = provider(engine).create()
     except MeshError as exc:
-        send_message(pipe, pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+        send_report(pipe, RunnerFailed(exc.code, str(exc)))
         return None
     memory_bytes = psutil.Process().memory_info().rss
-    answer = pb.Prepared(import_s=time.monotonic() - begin, memory_bytes=memory_bytes)
-    send_message(pipe, pb.FromRunner(prepared=answer))
+    send_report(pipe, EnginePrepared(time.monotonic() - begin, memory_bytes))
     return PreparedEngine(engine, made)
 
 
 async def _serve(
-    pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
+    pipe: socket.socket, start: StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
 ) -> int:
     """Load, listen, work. Every failure is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -100,32 +116,29 @@ async def _serve(
         node_link.beat_soon()  # the node then probes its peers by calls, from the first frame on
 
     worker = Worker(setup, thread, prepared, used, lambda: _call(loop, endpoint.want_lap))
-    credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
-    endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(_hop_lost(why)))
+    credentials = RenewedCredentials(start.tls) if start.tls is not None else None
+    endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(HopBroke(why)))
 
-    def change(wanted: pb.ChangePlan) -> None:
-        plan = plan_from_proto(wanted.plan)
-
+    def change(wanted: ChangePlan) -> None:
         def done(resumed: int) -> None:
-            node_link.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+            node_link.report(PlanChanged(wanted.plan.ballot, resumed))
 
-        endpoint.change(Change(replace(setup, plan=plan, index=wanted.stage), wanted.keep_kv_from, done))
+        endpoint.change(Change(replace(setup, plan=wanted.plan, index=wanted.stage), wanted.keep_kv_from, done))
 
-    def obey(command: pb.ToRunner) -> None:
-        if command.HasField("link"):
-            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
-        elif command.HasField("change"):
-            loop.call_soon_threadsafe(change, command.change)
-        elif command.HasField("ranks"):
-            endpoints = tuple(command.ranks.endpoints)
-            loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
-        elif command.HasField("open_hop"):
-            loop.call_soon_threadsafe(endpoint.open_hop)
-        elif command.HasField("tls") and credentials is not None:
-            credentials.replace(tls_from_proto(command.tls))
-        elif command.HasField("pressure"):
-            free = command.pressure.free_bytes if command.pressure.HasField("free_bytes") else None
-            worker.press(command.pressure.level, free)
+    def obey(command: ToRunner) -> None:
+        match command:
+            case LinkNext(following, keep_stream):
+                loop.call_soon_threadsafe(endpoint.link_to, following, keep_stream)
+            case ChangePlan():
+                loop.call_soon_threadsafe(change, command)
+            case LinkRanks(endpoints):
+                loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
+            case OpenHop():
+                loop.call_soon_threadsafe(endpoint.open_hop)
+            case Credentials() if credentials is not None:
+                credentials.replace(command)
+            case Pressure(level, free_bytes):
+                worker.press(level, free_bytes)
 
     files = RankFiles()
     node_link = NodeLink(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
@@ -146,24 +159,24 @@ async def _serve(
     return EXIT_STOPPED
 
 
-def _setup(start: pb.StartStage) -> StageSetup:
+def _setup(start: StartStage) -> StageSetup:
     return StageSetup(
-        plan=plan_from_proto(start.plan),
+        plan=start.plan,
         index=start.stage,
         model_dir=Path(start.model_dir),
         options=dict(start.options),
         max_queued=start.max_queued,
-        rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
+        rank=start.rank,
         warms_up=not start.skip_warmup,
         memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
-        prefix_bytes=start.prefix_bytes if start.HasField("prefix_bytes") else None,
-        disk=_disk_setup(start.prefix_disk) if start.HasField("prefix_disk") else None,
+        prefix_bytes=start.prefix_bytes,
+        disk=None if start.prefix_disk is None else _disk_setup(start.prefix_disk),
     )
 
 
-def _disk_setup(wanted: pb.PrefixDisk) -> DiskSetup:
+def _disk_setup(wanted: PrefixDisk) -> DiskSetup:
     return DiskSetup(Path(wanted.directory), FileLimits(wanted.most_bytes, wanted.days), wanted.secret)
 
 
@@ -172,7 +185,7 @@ def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
 
     def progress(done: int, total: int) -> None:
         files.remove()  # the ranks have met
-        node_link.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+        node_link.report(StageLoading(done, total))
 
     try:
         worker.load(progress)
@@ -184,23 +197,13 @@ def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
 
 async def _listen(worker: Worker, endpoint: Endpoint, node_link: NodeLink, binding: Binding) -> None:
     port = await endpoint.listen(binding)
-    node_link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+    node_link.report(RunnerListening(port, os.getpid()))
     assert worker.engine is not None, "it has been loaded"
     declared, check = worker.engine.capabilities, worker.check
-    ready = pb.Ready(
-        memory_bytes=worker.engine.memory_bytes(),
-        load_s=worker.load_s,
-        inputs=specs_to_proto(declared.inputs),
-        outputs=specs_to_proto(declared.outputs),
-        rolls_back=declared.rollback == "any",
-    )
-    if check is not None:
-        ready.group.CopyFrom(pb.GroupFigures(deadline_s=worker.deadline_s, **dataclasses.asdict(check)))
-    node_link.report(pb.FromRunner(ready=ready))
-
-
-def specs_to_proto(specs: Iterable[TensorSpec]) -> list[plan_pb2.TensorSpec]:
-    return [plan_pb2.TensorSpec(name=spec.name, dtype=spec.dtype, item_shape=spec.item_shape) for spec in specs]
+    group = None if check is None else GroupFigures(check, worker.deadline_s)
+    memory_bytes = worker.engine.memory_bytes()
+    loaded = LoadOutcome(memory_bytes, worker.load_s, declared.inputs, declared.outputs, group)
+    node_link.report(RunnerReady(loaded, declared.rollback == "any"))
 
 
 async def _until_first(*parts: object) -> None:
@@ -224,13 +227,9 @@ def _raise_single(error: BaseException | None) -> None:
         raise error
 
 
-def _hop_lost(reason: str) -> pb.FromRunner:
-    return pb.FromRunner(hop_lost=pb.HopLost(message=reason))
-
-
 def _failed(node_link: NodeLink, code: str, message: str) -> int:
     _log.error("%s: %s", code, message)
-    node_link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    node_link.report(RunnerFailed(code, message))
     return EXIT_FAILED
 
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping
 
 from exo_mesh.base.telemetry.durations import WAIT_BOUNDS_S, Durations
+from exo_mesh.domain.request import Queued
 from exo_mesh.errors import MemoryPressureError, OverloadError
 from exo_mesh.rings.runner.callers import Callers
-from exo_mesh.rings.runner.generation import Generation, queue_events
+from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.queue import TurnClock
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 
@@ -46,7 +47,7 @@ class QueuePlaces:
             generation = self._live[sequence.id]
             if only is None or only is generation:
                 generation.queued = True
-                self._callers.tell(generation, queue_events, place, length, self._turns.wait_s(place, now))
+                self._callers.tell(generation, Queued(place, length, self._turns.wait_s(place, now) or 0.0))
 
     def reassure(self, now: float) -> None:
         """Report all places again if the last time was SIGN_OF_LIFE_S ago. For each frame that came round."""
@@ -64,7 +65,7 @@ class QueuePlaces:
         if generation.queued:
             generation.queued = False
             self._num_turns += 1
-            self._callers.tell(generation, queue_events, 0)
+            self._callers.tell(generation, Queued(0))
 
     def note_turns(self, now: float) -> None:
         """Note how many requests have got their turns since the last call."""

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame, MemoryStatus
+from exo_mesh.domain.frame import Frame, MemoryStatus, RingHello
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck
 from exo_mesh.errors import RankLostError, StageLostError
 from exo_mesh.rings.runner.rank_environment import VARIABLES, environment
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import LOST_AFTER_S, RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver
 
@@ -67,7 +66,7 @@ class RankFiles:
 class RankLinks:
     """The leader's hops to ranks 1 to size - 1. Used on the event loop."""
 
-    def __init__(self, hello: pb.RingHello, size: int, credentials: CredentialSource | None) -> None:
+    def __init__(self, hello: RingHello, size: int, credentials: CredentialSource | None) -> None:
         self._links = [RingLink(hello, credentials) for _ in range(size - 1)]
 
     @property

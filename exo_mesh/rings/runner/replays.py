@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from exo_mesh.domain.replay import Kept, ReplayStore
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.wire.driver_codec import event_to_proto
-from exo_mesh.wire.proto import driver_pb2 as pb
-from exo_mesh.wire.proto import plan_pb2
+from exo_mesh.domain.request import GenerateRequest, TokenEvent, Tokens
 
 AT_ONCE = 256
 """Events of one message: with 20 log-probabilities each that is 60 KiB."""
@@ -68,8 +65,7 @@ class Replays:
         self._store.close(kept, self._now())
 
 
-def replay_messages(ballot: plan_pb2.Ballot, events: list[TokenEvent]) -> Iterator[pb.GenerateEvents]:
-    """Kept events as a few messages."""
+def replayed(events: list[TokenEvent]) -> Iterator[Tokens]:
+    """Kept events, for a few messages."""
     for start in range(0, len(events), AT_ONCE):
-        made = [event_to_proto(event) for event in events[start : start + AT_ONCE]]
-        yield pb.GenerateEvents(ballot=ballot, events=made)
+        yield Tokens(tuple(events[start : start + AT_ONCE]))

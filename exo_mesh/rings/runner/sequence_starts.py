@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 
 from exo_mesh.domain.frame import UNKNOWN_OP, Copy, Fault, Insert, Keep, ListDisk, Op, Remove, Retain
+from exo_mesh.domain.request import Prefilled
 from exo_mesh.rings.runner.callers import Callers
-from exo_mesh.rings.runner.generation import Generation, prefill_events, prefix_events
+from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.pictures.sender import PictureSender
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.disk_index import LEAST_TOKENS, DiskIndex, OnDisk
@@ -232,7 +233,7 @@ class SequenceStarts:
                 return
         if not generation.is_compared and (report := self._prefix.nearest(sequence)) is not None:
             generation.is_compared = True
-            self._callers.tell(generation, prefix_events, report)
+            self._callers.tell(generation, report)
         if self._disk is not None and may_load and self._awaits_disk(sequence, self._disk, now):
             return
         reuse = self._prefix.find(sequence, now)
@@ -253,7 +254,7 @@ class SequenceStarts:
         self._scheduler.copied(sequence, op.upto, op.first_stage)
         self._show_rest(sequence, 0 if op.first_stage else op.upto)
         generation.cached = min(op.upto, len(generation.request.prompt_ids))
-        self._callers.tell(generation, prefill_events, generation.cached)
+        self._callers.tell(generation, Prefilled(generation.cached))
 
     def _awaits_disk(self, sequence: Sequence, disk: DiskIndex, now: float) -> bool:
         """Whether disks have much more of a sequence than memory: it then waits until they have been read."""

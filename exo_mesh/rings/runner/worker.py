@@ -12,6 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
+from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
@@ -42,7 +43,6 @@ from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerL
 from exo_mesh.rings.runner.stage import Stage, StageResult
 from exo_mesh.rings.runner.stage_setup import PreparedEngine, StageSetup
 from exo_mesh.rings.runner.step_mode import SLOW_S, StepMode, StepModes
-from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 
 STUCK_S = 120.0
 """Longest time that a rank may compute one frame, whatever the check of its group measured."""
@@ -196,7 +196,7 @@ class Worker:
     def describe_prefix(self, figures: PrefixFigures) -> None:
         """Write what this stage keeps for the prefix cache into a heartbeat. From any thread."""
         if self._budget is not None:
-            figures.kept, figures.bytes = self._budget.num_kept, self._budget.kept_bytes
+            figures.kept, figures.num_bytes = self._budget.num_kept, self._budget.kept_bytes
         if self._disk is not None:
             self._disk.describe(figures)
 

@@ -14,9 +14,9 @@ from exo_mesh.base.telemetry.exposition import metric_of
 from exo_mesh.base.telemetry.families import Infos, MetricFamily
 from exo_mesh.base.telemetry.metrics import ENDS, MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageSeat
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.stage_meter import StageMeter
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 SEAT = StageSeat("m", "i", 3, (12, 16), "dummy", epoch=2, next_peer="peer-b")
@@ -119,7 +119,7 @@ def test_laps_are_a_histogram() -> None:
     node, laps = Node(), Durations(LAP_BOUNDS_S)
     for seconds in (0.0004, 0.0005, 0.003, 0.3, 60.0):
         laps.add(seconds)
-    node.beat(0.1, laps_took={"counts": laps.counts, "sum_s": laps.sum_s})
+    node.beat(0.1, laps_took=laps.snapshot())
     got = {bound: node.value("lap_seconds_bucket", le=bound) for bound in ("0.0005", "0.005", "0.5", "10.0", "+Inf")}
     assert got == {"0.0005": 2, "0.005": 3, "0.5": 4, "10.0": 4, "+Inf": 5}
     assert node.value("lap_seconds_sum") == pytest.approx(60.3039)
@@ -131,7 +131,7 @@ def test_laps_are_a_histogram() -> None:
 def test_counters_go_on_rising_over_a_restart_of_the_runner_and_gauges_go_with_it() -> None:
     node, laps = Node(), Durations(LAP_BOUNDS_S)
     laps.add(0.1)
-    laps_took = {"counts": laps.counts, "sum_s": laps.sum_s}
+    laps_took = laps.snapshot()
     node.beat(0.1, frames_in=7, frames_out=6, bytes_out=1000, tokens=5, laps_took=laps_took)
     node.beat(0.1, frames_in=10, frames_out=9, bytes_out=1500, tokens=8, laps_took=laps_took)
     node.restart()

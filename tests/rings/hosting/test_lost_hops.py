@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.rings.hosting import hops as module
 from exo_mesh.rings.hosting.hops import LOST_LOOKS, Hops, is_up
-from exo_mesh.wire.proto.runner_pb2 import Heartbeat
 
 
 class Stage:

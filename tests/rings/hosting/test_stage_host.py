@@ -15,6 +15,7 @@ import pytest
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.stage import StageFetching, StageReady
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import InputError, PlacementError, StageLostError
 from exo_mesh.node.node import Node
@@ -48,7 +49,7 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
         assert (await node._hosting.host.reserve(plan, 0)).granted
         async with aclosing(node._hosting.host.commit(plan.instance_id, plan.ballot)) as reports:
             async for report in reports:
-                if report.HasField("ready"):
+                if isinstance(report, StageReady):
                     break
             await asyncio.sleep(2)
             assert runners() and node._hosting.host.memory.reserved_bytes > 0, "as long as it is watched it stays"
@@ -87,9 +88,9 @@ async def test_a_lease_holds_however_long_its_files_are_fetched(tmp_path: Path) 
         fetched = []
         async with aclosing(host.commit(plan.instance_id, plan.ballot)) as reports:
             async for report in reports:
-                if report.HasField("fetching"):
-                    fetched.append(report.fetching.done)
-                if report.HasField("ready"):
+                if isinstance(report, StageFetching):
+                    fetched.append(report.done)
+                if isinstance(report, StageReady):
                     break
         assert fetched == list(range(10)) and not expired and host.memory.reserved_bytes > 0
         await host.release(plan.instance_id, plan.ballot)
@@ -127,7 +128,7 @@ async def test_a_release_leaves_a_stage_that_is_reserved_for_a_higher_ballot(tmp
         async def become_ready(plan: Plan, keep_kv_from: int | None = None) -> int:
             async with aclosing(host.commit(plan.instance_id, plan.ballot, keep_kv_from)) as reports:
                 async for report in reports:
-                    if report.HasField("ready"):
+                    if isinstance(report, StageReady):
                         break
             (pid,) = runners()
             return pid

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, RunnerReady
 from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import StageLoading
 from exo_mesh.rings.hosting.runner_pace import RunnerPace
 from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
-from exo_mesh.wire.proto import runner_pb2 as pb
 
 LIMITS = RunnerLimits(first_message_s=20, silence_s=10, load_base_s=120, load_bytes_per_s=50e6)
 GB = 10**9
 
 
-def beat(progress: int, *, tokens: int = 0, prefill: bool = False, expected_s: float = 0.0) -> pb.FromRunner:
-    return pb.FromRunner(
-        heartbeat=pb.Heartbeat(
-            progress=progress, computing_tokens=tokens, computing_prefill=prefill, expected_s=expected_s
-        )
-    )
+def beat(progress: int, *, tokens: int = 0, prefill: bool = False, expected_s: float = 0.0) -> FromRunner:
+    return Heartbeat(progress, computing_tokens=tokens, computing_prefill=prefill, expected_s=expected_s)
 
 
-def loading(done: int, total: int = 10) -> pb.FromRunner:
-    return pb.FromRunner(loading=pb.Loading(done=done, total=total))
+def loading(done: int, total: int = 10) -> FromRunner:
+    return StageLoading(done, total)
 
 
 def ready_watch(limits: RunnerLimits = LIMITS, stage_bytes: int = GB) -> StageWatch:
     watch = StageWatch(limits, stage_bytes)
-    assert not watch.heard(pb.FromRunner(ready=pb.Ready()), 0.1)
+    assert not watch.heard(RunnerReady(), 0.1)
     return watch
 
 
-def seconds_until_stuck(watch: StageWatch, report: pb.FromRunner, most_s: float = 10_000) -> float:
+def seconds_until_stuck(watch: StageWatch, report: FromRunner, most_s: float = 10_000) -> float:
     for count in range(1, int(2 * most_s)):
         if watch.heard(report, 0.5):
             return count / 2

@@ -11,14 +11,16 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from msgspec import structs
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.stage import StageFailed, StageListening, StageReady
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.supervisor import Runner
-from exo_mesh.wire.plan_codec import plan_to_proto
-from exo_mesh.wire.proto import runner_pb2
+from exo_mesh.wire.runner_commands import StartStage
 from tests.support.nodes import until
 
 QUICK = RunnerLimits(first_message_s=20.0, silence_s=0.6, load_base_s=0.3, polite_s=0.3, terminate_s=0.3)
@@ -38,7 +40,7 @@ pipe.recv(65536)
 def runner(script: str, limits: RunnerLimits = QUICK) -> Runner:
     stage = StagePlan("me", "dummy", Shard("m", 0, 4, 4), 1)
     plan = Plan("m-1", Ballot(1, "me"), "m", "d", (stage,), 64, PlanInputs((("me", 9),), "memory", 1))
-    start = runner_pb2.StartStage(plan=plan_to_proto(plan), stage=0)
+    start = StartStage(plan=plan, stage=0)
     command = (sys.executable, "-c", PREAMBLE.format(path=sys.path) + script)
     return Runner("m-1[0:4]", start, "127.0.0.1", limits=limits, command=command)
 
@@ -137,7 +139,7 @@ async def test_each_end_says_whether_it_may_be_tried_again(script: str, end: End
 @pytest.mark.parametrize("script", [STANDS_STILL, IN_A_FRAME])
 async def test_a_rank_that_gets_on_no_more_may_wait_for_another_one(script: str) -> None:
     one = runner(script, replace(QUICK, decode_s=0.5))
-    one._start.rank.backend = "ring"
+    one._start = structs.replace(one._start, rank=RankWiring("ring", 0, ("a:1", "b:2")))
     await asyncio.wait_for(one.run(), 20)
     assert one.end is End.LOST
 
@@ -171,8 +173,8 @@ async def test_a_failure_is_told_before_the_process_is_gone() -> None:
     one = runner(script)
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("failed"):
+        async for update in one.board.watch():
+            if isinstance(update, StageFailed):
                 break
     assert not running.done()
     await running
@@ -194,8 +196,8 @@ async def test_stop_ends_even_a_stubborn_runner_in_time() -> None:
     one = runner(READY + "import signal; signal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)")
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("ready"):
+        async for update in one.board.watch():
+            if isinstance(update, StageReady):
                 break
     begin = time.monotonic()
     await one.stop()
@@ -207,8 +209,8 @@ async def test_cancelling_the_owner_ends_the_process_too() -> None:
     one = runner(READY + "time.sleep(60)", RunnerLimits(silence_s=60, polite_s=0.2, terminate_s=0.5))
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
-        async for status in one.board.watch():
-            if status.HasField("ready"):
+        async for update in one.board.watch():
+            if isinstance(update, StageReady):
                 break
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -220,5 +222,5 @@ async def test_cancelling_the_owner_ends_the_process_too() -> None:
 async def test_watchers_see_what_was_before_and_the_end() -> None:
     one = runner(READY + "sys.exit(0)")
     await one.run()
-    kinds = [status.WhichOneof("status") async for status in one.board.watch()]
-    assert kinds == ["listening", "ready", "failed"]
+    kinds = [type(update) async for update in one.board.watch()]
+    assert kinds == [StageListening, StageReady, StageFailed]

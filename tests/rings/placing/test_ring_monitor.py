@@ -10,13 +10,20 @@ import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.stage import (
+    ReserveAnswer,
+    StageFailed,
+    StageFetching,
+    StageLoading,
+    StageReady,
+    StageStatus,
+    StageUpdate,
+)
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import DeadlineError, FetchError, StageLostError
 from exo_mesh.rings.hosting.reservations import Reservations
 from exo_mesh.rings.placing import ring_monitor
 from exo_mesh.rings.placing.ring_monitor import RingMonitor, tell_nobody
-from exo_mesh.wire.proto import control_pb2 as pb
 from tests.rings.placing.test_ownership import an_instance
 from tests.support.nodes import until
 
@@ -57,14 +64,14 @@ class Stage:
         wiring: RankWiring | None = None,
         *,
         quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
+    ) -> AsyncIterator[StageUpdate]:
         if self.held.renew(instance_id, ballot, 0.0) is None:
             raise StageLostError(f"ballot {ballot} is not in force here")
         self.streams += 1
         self.quiet.append(quiet)
         self.num_open += 1
         try:
-            yield pb.StageStatus(ready=pb.StageReady())
+            yield StageReady()
             await self.broken.wait()
         finally:
             self.num_open -= 1
@@ -259,7 +266,7 @@ async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, moni
 class FetchingStage(Stage):
     """Reports these statuses after one another, and then nothing."""
 
-    def __init__(self, index: int, *script: pb.StageStatus) -> None:
+    def __init__(self, index: int, *script: StageUpdate) -> None:
         super().__init__(index)
         self.script = script
 
@@ -271,19 +278,19 @@ class FetchingStage(Stage):
         wiring: RankWiring | None = None,
         *,
         quiet: bool = False,
-    ) -> AsyncIterator[pb.StageStatus]:
+    ) -> AsyncIterator[StageUpdate]:
         for status in self.script:
             yield status
         await asyncio.Event().wait()
 
 
-def fetching(done: int, total: int) -> pb.StageStatus:
-    return pb.StageStatus(fetching=pb.StageFetching(done=done, total=total))
+def fetching(done: int, total: int) -> StageUpdate:
+    return StageFetching(done, total)
 
 
 async def test_a_ring_is_being_fetched_until_each_stage_has_its_files(ring: Ring) -> None:
     told: list[tuple[str, int, int]] = []
-    loading = pb.StageStatus(loading=pb.StageLoading(done=1, total=4))
+    loading = StageLoading(1, 4)
     ring.stages["a"] = FetchingStage(0, fetching(5, 10), fetching(10, 10), loading)
     ring.stages["b"] = FetchingStage(1, loading)
     members: Any = ring
@@ -295,8 +302,8 @@ async def test_a_ring_is_being_fetched_until_each_stage_has_its_files(ring: Ring
 
 
 async def test_a_fetch_that_fails_says_what_to_do(ring: Ring) -> None:
-    failed = pb.StageFailed(code="fetch_failed", message="no room", remedy="make room", final=True)
-    ring.stages["b"] = FetchingStage(1, fetching(0, 10), pb.StageStatus(failed=failed))
+    failed = StageFailed("fetch_failed", "no room", "make room", True)
+    ring.stages["b"] = FetchingStage(1, fetching(0, 10), failed)
     members: Any = ring
     monitor = RingMonitor(PLAN, members, members, tell_nobody, RunnerLimits())
     with pytest.raises(FetchError, match="no room") as caught:

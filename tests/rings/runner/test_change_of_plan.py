@@ -12,6 +12,7 @@ import pytest
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageInput, StageOutput
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.inbox import Change
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
@@ -145,7 +146,7 @@ async def test_a_sequence_that_ended_on_the_lost_frames_is_freed_at_the_survivor
     while not short.messages or not short.ended:
         ring.lap()
         if short.mailbox.backlog:
-            short.messages.append(await short.mailbox.next())
+            short.messages.append(events_message(await short.mailbox.next()))
     ring.lose(0)  # with the Remove on its way
     assert await texts(ring, [long]) == [expected([3, 4], 8, 3)]
     assert ring.kv_rows == 0
@@ -157,7 +158,7 @@ async def test_a_request_that_waits_keeps_its_place_and_one_that_ran_does_not_wa
     for number, caller in enumerate(callers):
         ring.driver.submit(request(f"r{number}", [number, 7], 5), caller.mailbox)
     ring.driver.callers.deliver()
-    callers[3].messages.append(await callers[3].mailbox.next())
+    callers[3].messages.append(events_message(await callers[3].mailbox.next()))
     assert callers[3].error == "overloaded", "the queue is full"
     ring.lose(0, laps_before=3)
     assert await texts(ring, callers[:3]) == [expected([number, 7], 5, 2) for number in range(3)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.runner_pipe import receive_message, socket_pair
+from exo_mesh.domain.runner.reports import RunnerFailed
+from exo_mesh.wire.runner_pipe import open_pipe, read_report, socket_pair
 
 RUNNER = """
 import socket, sys, time
@@ -35,11 +36,13 @@ def runner_with(error: str, pipe: socket.socket) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize(
     ("error", "code"), [("EngineError('the device hangs')", "engine_error"), ("RuntimeError('a bug')", "")]
 )
-def test_a_heartbeat_that_cannot_be_made_ends_the_process_and_says_why_if_it_can(error: str, code: str) -> None:
+async def test_a_heartbeat_that_cannot_be_made_ends_the_process_and_says_why_if_it_can(error: str, code: str) -> None:
     ours, theirs = socket_pair()
-    with ours, runner_with(error, theirs) as runner:
+    with runner_with(error, theirs) as runner:
         theirs.close()
-        ours.settimeout(20)
-        last = receive_message(ours, pb.FromRunner)
-        assert (last.failed.code if last else "") == code
+        reader, writer = await open_pipe(ours)
+        async with asyncio.timeout(20):
+            last = await read_report(reader)
+        assert (last.code if isinstance(last, RunnerFailed) else "") == code
+        writer.close()
         assert runner.wait(10) != 0

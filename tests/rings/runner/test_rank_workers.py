@@ -20,6 +20,7 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.inbox import Cancel, Submit
 from exo_mesh.rings.runner.ranks import RankLinks
@@ -218,7 +219,7 @@ async def test_a_cancelled_request_is_removed_from_every_rank_and_others_go_on()
     async with group() as ranks:
         stays, goes = ranks.submit("stays", [7], 60), ranks.submit("goes", [9], 50_000)
         async with asyncio.timeout(20):
-            goes.messages.append(await goes.mailbox.next())
+            goes.messages.append(events_message(await goes.mailbox.next()))
         ranks.workers[0].inbox.put_nowait(Cancel("goes", goes.mailbox))
         assert ids(await stays.collect()) == list(range(8, 68))
         await ranks.settled()

@@ -19,6 +19,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
@@ -138,7 +139,7 @@ class Caller:
         """All events; waits for the end."""
         async with asyncio.timeout(5):
             while not self.ended:
-                self.messages.append(await self.mailbox.next())
+                self.messages.append(events_message(await self.mailbox.next()))
         return [event for message in self.messages for event in message.events]
 
     @property
@@ -258,14 +259,14 @@ async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pyt
     while ring.sent:
         ring.lap()
         while fast.mailbox.backlog:
-            fast_ids += ids(list((await fast.mailbox.next()).events))
+            fast_ids += ids(list(events_message(await fast.mailbox.next()).events))
     assert fast_ids == expected([2], 40, 2)
     assert slow.mailbox.parked and slow.mailbox.backlog <= 6, "what it has not read stays small"
     assert ring.kv_rows == 2, "and what it has in KV stays"
     slow_ids = []
     for _ in range(40):
         while slow.mailbox.backlog:
-            slow_ids += ids(list((await slow.mailbox.next()).events))
+            slow_ids += ids(list(events_message(await slow.mailbox.next()).events))
         ring.driver.unpark("slow", slow.mailbox)
         ring.run()
     assert slow_ids == expected([1], 40, 2)
@@ -286,7 +287,7 @@ async def test_readers_that_stand_still_hold_up_nobody_who_waits(monkeypatch: py
     for _ in range(80):
         for number, caller in enumerate(slow):
             while caller.mailbox.backlog:
-                heard[number] += ids(list((await caller.mailbox.next()).events))
+                heard[number] += ids(list(events_message(await caller.mailbox.next()).events))
             ring.driver.unpark(f"slow {number}", caller.mailbox)
             ring.run()
     assert heard == [expected([1], 40, 2), expected([2], 40, 2)]

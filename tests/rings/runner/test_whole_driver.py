@@ -12,13 +12,14 @@ import pytest
 from exo_mesh_dummy.text import words_for
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams
+from exo_mesh.domain.request import FinishReason, GenerateRequest, Queued, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, TextUsage, text_of
 from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import EngineError, InputError
+from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.ring_rest import IDLE_AFTER_S
 from exo_mesh.rings.runner.whole.driver import WholeDriver, text_request
 from exo_mesh.wire.driver_codec import event_from_proto
@@ -76,8 +77,8 @@ def request(name: str = "r", begun: tuple[TextPiece, ...] = (), key: bytes = b""
 
 
 async def collect(driver: WholeDriver, asked: GenerateRequest) -> list[pb.GenerateEvents]:
-    async with aclosing(driver.answer(asked)) as messages:
-        return [message async for message in messages]
+    async with aclosing(driver.answer(asked)) as updates:
+        return [events_message([update]) async for update in updates]
 
 
 def said(messages: list[pb.GenerateEvents]) -> str:
@@ -100,13 +101,13 @@ async def test_a_second_request_waits_with_its_place_until_the_first_has_ended()
     while not engine.asked:
         await asyncio.sleep(0)
     async with aclosing(driver.answer(request("2"))) as second:
-        place = await anext(second)
-        assert (place.queued, place.queue_length) == (1, 1)
+        place = (await anext(second)).news
+        assert isinstance(place, Queued) and (place.place, place.length) == (1, 1)
         for _ in range(4):
             engine.gate.release()
         assert said(await first) == "ab"
-        rest = [message async for message in second]
-    assert rest[0].HasField("queued") and rest[0].queued == 0 and said(rest) == "ab"
+        rest = [update async for update in second]
+    assert rest[0].news == Queued(0) and said([events_message([update]) for update in rest]) == "ab"
 
 
 async def test_an_instance_is_idle_some_time_after_its_last_request() -> None:

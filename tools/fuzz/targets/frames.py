@@ -9,12 +9,10 @@ import grpc.aio
 import numpy as np
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Row
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, RingHello, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.wire.codec import encode_frame, encode_hello
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import ring_pb2 as pb
 from exo_mesh.wire.ring_link import FRAMES_METHOD
 from tools.fuzz.calls import many, stream_once
 from tools.fuzz.mutate import mutated
@@ -47,12 +45,7 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
     async def one(number: int) -> str:
         stage = number % len(channels)
         believed = ballot if number % 4 else Ballot(ballot.counter + 1, "x" * 32)
-        hello = pb.RingHello(
-            protocol=PROTOCOL_VERSION,
-            instance_id=instance["id"],
-            ballot=ballot_to_proto(believed),
-            from_stage=(stage - 1) % len(channels),
-        )
+        hello = RingHello(PROTOCOL_VERSION, 0, instance["id"], believed, (stage - 1) % len(channels))
         first = encode_hello(hello)
         messages = [first if number % 2 else first[:1] + mutated(rng, first[1:])]
         for step in range(1, MESSAGES_PER_STREAM):

@@ -1,11 +1,10 @@
 """Encodes export requests of OTLP over HTTP, as JSON or protobuf.
 
-JSON needs no further package; protobuf needs the official message classes, which the extra `otel` installs.
+JSON needs no further package; protobuf needs the extra `otel`, see exo_mesh.wire.otlp_messages.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import msgspec
 from exo_mesh import __version__
 from exo_mesh.node.inspection.otlp.spans import Span, Value, spans_of
 from exo_mesh.rings.serving.traces import RequestTrace
+from exo_mesh.wire import otlp_messages
 
 JSON, PROTOBUF = "http/json", "http/protobuf"
 """The names of the encodings in OTEL_EXPORTER_OTLP_PROTOCOL."""
@@ -28,7 +28,6 @@ _ERROR = 2
 _SCOPE = {"name": "exo_mesh", "version": __version__}
 SPANS_PER_BREATH = 4
 """Number of spans between two pauses; encoding them takes less than a millisecond."""
-_MESSAGES = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,6 @@ class Origin:
         return next((peer for peer in self.peers if peer.id.startswith(prefix)), PeerName(prefix, prefix))
 
 
-def has_messages() -> bool:
-    """Whether the message classes of the protobuf encoding are installed."""
-    try:
-        return importlib.util.find_spec(_MESSAGES) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def encode(
     traces: Iterable[RequestTrace],
     origin: Origin,
@@ -76,7 +67,7 @@ def encode(
 
     breathe: called every few spans, so that a caller in a thread can release the interpreter lock.
     """
-    make = _json_span if protocol == JSON else _message_maker()
+    make = _json_span if protocol == JSON else _message_span
     of_peers: dict[PeerName, list[Any]] = {}
     for trace in traces:
         for number, span in enumerate(spans_of(trace, origin.address)):
@@ -84,24 +75,18 @@ def encode(
                 breathe()
             of_peers.setdefault(origin.peer(span.peer), []).append(make(trace, span))
     groups = [(_resource(origin, peer), spans) for peer, spans in of_peers.items()]
-    return _json_body(groups) if protocol == JSON else _message_body(groups)
+    return _json_body(groups) if protocol == JSON else otlp_messages.request_body(groups, _SCOPE)
 
 
 def refused_spans(reply: bytes, protocol: str) -> tuple[int, str]:
     """(number of spans that the collector rejected while it accepted the others, reason)."""
-    if protocol == JSON:
-        try:
-            found = json.loads(reply or b"{}").get("partialSuccess") or {}
-            return int(found.get("rejectedSpans", 0)), str(found.get("errorMessage", ""))
-        except (ValueError, AttributeError, TypeError, RecursionError):
-            return 0, ""  # some collectors answer with plain text
-    from google.protobuf.message import DecodeError
-
+    if protocol == PROTOBUF:
+        return otlp_messages.refused_spans(reply)
     try:
-        partial = _messages().ExportTraceServiceResponse.FromString(reply).partial_success
-    except DecodeError:
-        return 0, ""
-    return partial.rejected_spans, partial.error_message
+        found = json.loads(reply or b"{}").get("partialSuccess") or {}
+        return int(found.get("rejectedSpans", 0)), str(found.get("errorMessage", ""))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return 0, ""  # some collectors answer with plain text
 
 
 def _resource(origin: Origin, peer: PeerName) -> dict[str, Value]:
@@ -167,67 +152,18 @@ def _value(value: Value) -> dict[str, Any]:
     return {"arrayValue": {"values": [_value(item) for item in value]}}
 
 
-# protobuf: the official messages
-
-
-def _messages() -> Any:
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
-    return trace_service_pb2
-
-
-def _message_body(groups: Iterable[tuple[Mapping[str, Value], Sequence[Any]]]) -> bytes:
-    request = _messages().ExportTraceServiceRequest()
-    for resource, spans in groups:
-        group = request.resource_spans.add()
-        _fill(group.resource.attributes, resource)
-        scope = group.scope_spans.add()
-        scope.scope.name, scope.scope.version = _SCOPE["name"], _SCOPE["version"]
-        scope.spans.extend(spans)
-    encoded: bytes = request.SerializeToString()
-    return encoded
-
-
-def _message_maker() -> Callable[[RequestTrace, Span], Any]:
-    from opentelemetry.proto.trace.v1 import trace_pb2
-
-    new_message: Any = trace_pb2.Span
-
-    def make(trace: RequestTrace, span: Span) -> Any:
-        message = new_message(
-            trace_id=bytes.fromhex(trace.trace_id),
-            span_id=bytes.fromhex(span.span_id),
-            parent_span_id=bytes.fromhex(span.parent_id),
-            trace_state=trace.trace_state,
-            flags=_flags(trace, span),
-            name=span.name,
-            kind=span.kind,
-            start_time_unix_nano=_nanos(span.at_s),
-            end_time_unix_nano=_nanos(max(span.at_s, span.until_s)),
-        )
-        _fill(message.attributes, span.attributes)
-        for name, at in span.events:
-            message.events.add(name=name, time_unix_nano=_nanos(at))
-        if span.error:
-            message.status.code, message.status.message = _ERROR, span.error
-        return message
-
-    return make
-
-
-def _fill(attributes: Any, values: Mapping[str, Value]) -> None:
-    for key, value in values.items():
-        _set(attributes.add(key=key).value, value)
-
-
-def _set(message: Any, value: Value) -> None:
-    if isinstance(value, str):
-        message.string_value = value
-    elif isinstance(value, int):
-        message.int_value = value
-    elif isinstance(value, float):
-        message.double_value = value
-    else:
-        array = message.array_value.values
-        for item in value:
-            _set(array.add(), item)
+def _message_span(trace: RequestTrace, span: Span) -> Any:
+    return otlp_messages.new_span(
+        span.attributes,
+        [(_nanos(at), name) for name, at in span.events],
+        trace_id=bytes.fromhex(trace.trace_id),
+        span_id=bytes.fromhex(span.span_id),
+        parent_span_id=bytes.fromhex(span.parent_id),
+        trace_state=trace.trace_state,
+        flags=_flags(trace, span),
+        name=span.name,
+        kind=span.kind,
+        start_time_unix_nano=_nanos(span.at_s),
+        end_time_unix_nano=_nanos(max(span.at_s, span.until_s)),
+        status={"code": _ERROR, "message": span.error} if span.error else None,
+    )

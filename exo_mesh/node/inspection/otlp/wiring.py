@@ -13,9 +13,10 @@ from exo_mesh.base.printable import quoted
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.node.inspection.otlp.encoding import JSON, PROTOBUF, Origin, PeerName, has_messages
+from exo_mesh.node.inspection.otlp.encoding import JSON, PROTOBUF, Origin, PeerName
 from exo_mesh.node.inspection.otlp.exporter import CollectorTarget, TraceExporter
 from exo_mesh.settings.config import ConfigError, Settings
+from exo_mesh.wire.otlp_messages import are_installed
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def exporter_of(settings: Settings, membership: Membership, metrics: Metrics) ->
     if not settings.otlp_endpoint:
         return None
     protocol = settings.otlp_protocol
-    if protocol == PROTOBUF and not has_messages():
+    if protocol == PROTOBUF and not are_installed():
         _log.warning("sending traces as http/json, because http/protobuf needs a package: pip install 'exo-mesh[otel]'")
         protocol = JSON
     headers, tls = checked(settings.otlp_headers), authority(settings.otlp_certificate)

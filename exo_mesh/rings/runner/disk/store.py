@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from queue import Full, Queue
 
 from exo_mesh.domain.frame import DiskNews, StoreKv
+from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.prefix_disk.file_format import StoredPrefix, StoredPrefixError
 from exo_mesh.rings.prefix_disk.folder import StageFolder
-from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 
 MOST_WRITES = 1
 """Sequences that wait while another is written; each is a copy in memory. Further ones are not stored."""

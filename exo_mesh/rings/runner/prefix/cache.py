@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.domain.frame import Copy, StageReport
 from exo_mesh.domain.request import PrefixReport
+from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.rings.runner.prefix.index import (
     BLOCK_TOKENS,
     NO_MATCH,
@@ -24,7 +25,6 @@ from exo_mesh.rings.runner.prefix.index import (
     content_of,
 )
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 
 MOST_KEPT = 1024
 """Most kept sequences, whatever their size."""

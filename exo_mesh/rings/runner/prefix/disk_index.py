@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from exo_mesh.domain.frame import DiskNews, ReadAhead, StoreKv
+from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.rings.prefix_disk.file_format import HASH_BYTES, StoredPrefix
 from exo_mesh.rings.runner.prefix.cache import KeptSequence, PrefixCache
 from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS, TOKEN_BYTES, content_of
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.wire.proto.runner_pb2 import PrefixFigures
 
 LEAST_TOKENS = 256
 """A shorter sequence is not written, and a file is not read for fewer tokens: computing them takes about as long."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from exo_mesh.domain.request import PromptLogprob, TokenLogprob
+from exo_mesh.domain.request import PromptLogprob, PromptLogprobs, TokenLogprob
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.runner.sampling.sampler import largest
 
@@ -74,7 +74,7 @@ def _likeliest(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.in
     return found
 
 
-def pieces(entries: Sequence[PromptLogprob]) -> Iterator[Sequence[PromptLogprob]]:
+def pieces(entries: Sequence[PromptLogprob]) -> Iterator[PromptLogprobs]:
     """Split the entries into parts that fit one message each."""
     for start in range(0, len(entries), AT_ONCE):
-        yield entries[start : start + AT_ONCE]
+        yield PromptLogprobs(tuple(entries[start : start + AT_ONCE]))

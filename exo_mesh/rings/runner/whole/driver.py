@@ -1,4 +1,4 @@
-"""Answers the requests of a whole-model instance: queue, engine, and the messages to the callers."""
+"""Answers the requests of a whole-model instance: queue, engine, and the updates to the callers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ from exo_mesh.base.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.domain.bounded_json import decode_bounded
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
+from exo_mesh.domain.request import FinishReason, GenerateRequest, Prefilled, Queued, TokenEvent, Tokens
 from exo_mesh.domain.whole.repeating import Repeated
 from exo_mesh.domain.whole.text_pieces import TextPiece
 from exo_mesh.domain.whole.text_request import TextEnd, TextEvent, TextRequest
 from exo_mesh.engine.whole import WholeModelEngine
 from exo_mesh.errors import EngineError, InputError, MeshError, SupersededError
-from exo_mesh.rings.runner.generation import error_events, prefill_events, queue_events
-from exo_mesh.rings.runner.replays import Replays, replay_messages
+from exo_mesh.rings.runner.mailbox import CallerUpdate, DriverNews
+from exo_mesh.rings.runner.replays import Replays, replayed
 from exo_mesh.rings.runner.ring_rest import RingRest
 from exo_mesh.rings.runner.whole.slots import Slots, Waiter
 from exo_mesh.rings.runner.whole.thought_limit import within_budget
-from exo_mesh.wire.driver_codec import event_to_proto
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import driver_pb2 as pb
 
 MAX_PIECES_PER_TOKEN = 4
 """An engine that has given more pieces of text than this for each token of the limit does not keep the limit."""
@@ -63,7 +60,6 @@ class WholeDriver:
     ) -> None:
         """on_use: see RingRest."""
         self.plan = plan
-        self._ballot = ballot_to_proto(plan.ballot)
         self.counters = AnswerCounts()
         self.queue_waits = Durations(WAIT_BOUNDS_S)
         self.replays = Replays(now)
@@ -76,28 +72,28 @@ class WholeDriver:
         """For each key that is worked on: set when another call takes the answer over."""
 
     def change(self, plan: Plan) -> None:
-        """Continue under another plan: running calls go on, and their messages carry its ballot."""
-        self.plan, self._ballot = plan, ballot_to_proto(plan.ballot)
+        """Continue under another plan: running calls go on, and their updates carry its ballot."""
+        self.plan = plan
 
-    async def answer(self, request: GenerateRequest) -> AsyncGenerator[pb.GenerateEvents]:
-        """Yield the messages of one request until its end or its error. Closing the generator cancels the request."""
+    async def answer(self, request: GenerateRequest) -> AsyncGenerator[CallerUpdate]:
+        """Yield the updates of one request until its end or its error. Closing the generator cancels the request."""
         try:
-            async with aclosing(self._answer(request)) as messages:
-                async for message in messages:
-                    yield message
+            async with aclosing(self._answer(request)) as updates:
+                async for update in updates:
+                    yield update
         except MeshError as exc:
-            yield error_events(self._ballot, exc)
+            yield self._update(exc)
         except Exception as exc:  # noqa: BLE001 - a bug in an engine must end its request, not the stream to the peer
             _log.exception("request %s failed", request.request_id)
-            yield error_events(self._ballot, EngineError(f"the engine failed ({type(exc).__name__}); see the log"))
+            yield self._update(EngineError(f"the engine failed ({type(exc).__name__}); see the log"))
 
-    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[pb.GenerateEvents]:
+    async def _answer(self, request: GenerateRequest) -> AsyncGenerator[CallerUpdate]:
         asked = text_request(request)
         kept = self.replays.open(request)
         if kept is None:
-            async with aclosing(self._run(request, asked, None, None)) as messages:
-                async for message in messages:
-                    yield message
+            async with aclosing(self._run(request, asked, None, None)) as updates:
+                async for update in updates:
+                    yield update
             return
         before = self._on_keys.get(request.key_hash)
         if before is not None:
@@ -106,14 +102,14 @@ class WholeDriver:
         try:
             kept.meet_pieces(asked.begun)
             unsent = kept.events(len(asked.begun))
-            for message in replay_messages(self._ballot, unsent):
-                yield message
+            for tokens in replayed(unsent):
+                yield self._update(tokens)
             if kept.finish is None:
                 pieces = tuple(event.piece for event in kept.events(0) if event.piece is not None)
                 rest = replace(asked, begun=pieces)
-                async with aclosing(self._run(request, rest, kept, taken_over)) as messages:
-                    async for message in messages:
-                        yield message
+                async with aclosing(self._run(request, rest, kept, taken_over)) as updates:
+                    async for update in updates:
+                        yield update
         finally:
             if self._on_keys.get(request.key_hash) is taken_over:
                 del self._on_keys[request.key_hash]
@@ -125,20 +121,20 @@ class WholeDriver:
         asked: TextRequest,
         kept: Kept | None,
         taken_over: asyncio.Event | None,
-    ) -> AsyncGenerator[pb.GenerateEvents]:
+    ) -> AsyncGenerator[CallerUpdate]:
         """Wait for a slot, and pass the engine's answer on. taken_over: ends the call with SupersededError once set."""
         self.rest.used()
         turn = self.slots.enter(request.client, request.priority, resumed=request.resumed)
         try:
-            async for message in self._wait(turn):
+            async for update in self._wait(turn):
                 _raise_if_taken(taken_over)
-                yield message
+                yield update
             index, began = len(asked.begun), self._now()
             async with aclosing(within_budget(asked, self._events)) as events:
                 async for event in events:
                     _raise_if_taken(taken_over)
                     if event is None:
-                        yield prefill_events(self._ballot, 0)
+                        yield self._update(Prefilled(0))
                         continue
                     token = _token_event(index, event)
                     if index - len(asked.begun) > MAX_PIECES_PER_TOKEN * request.max_tokens:
@@ -147,14 +143,17 @@ class WholeDriver:
                     if kept is not None:
                         kept.add(token)
                     self._count(turn, event, began)
-                    yield pb.GenerateEvents(ballot=self._ballot, events=[event_to_proto(token)])
+                    yield self._update(Tokens((token,)))
         finally:
             self.slots.leave(turn)
+
+    def _update(self, news: DriverNews) -> CallerUpdate:
+        return CallerUpdate(self.plan.ballot, news)
 
     def _is_busy(self) -> bool:
         return self.slots.num_waiting + self.slots.num_running > 0
 
-    async def _wait(self, turn: Waiter) -> AsyncIterator[pb.GenerateEvents]:
+    async def _wait(self, turn: Waiter) -> AsyncIterator[CallerUpdate]:
         """Yield the place in the queue whenever it changes, until the request has a slot."""
         said: tuple[int, int] | None = None
         while not turn.has_slot:
@@ -162,11 +161,11 @@ class WholeDriver:
             place, length, wait_s = self.slots.place(turn)
             if (place, length) != said:
                 said = place, length
-                yield queue_events(self._ballot, place, length, wait_s)
+                yield self._update(Queued(place, length, wait_s or 0.0))
             await turn.changed.wait()  # as long as the request waits, which its caller limits
         self.queue_waits.add(turn.began_at - turn.entered_at)
         if said is not None:
-            yield queue_events(self._ballot, 0)
+            yield self._update(Queued(0))
 
     async def _events(self, asked: TextRequest) -> AsyncGenerator[TextEvent | None]:
         """The events that the caller does not have; None while the engine is silent. Raises EngineError if the engine

@@ -11,23 +11,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import grpc
-
-from exo_mesh.base.telemetry.durations import Durations
+from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.reports import FromRunner, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
+from exo_mesh.domain.stage import LoadOutcome, StageLoading
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.whole import WholeLoadRequest, WholeModelEngine, WholeModelProvider
 from exo_mesh.errors import EngineError, MeshError, StageLostError
-from exo_mesh.rings.runner.endpoint import Binding, bind_in_range
 from exo_mesh.rings.runner.node_link import NodeLink
+from exo_mesh.rings.runner.whole.calls import WholeDriverService
 from exo_mesh.rings.runner.whole.driver import WholeDriver
-from exo_mesh.rings.runner.whole.service import WholeDriverService
-from exo_mesh.security.credentials import RenewedCredentials
-from exo_mesh.wire.channels import new_server
-from exo_mesh.wire.gate import Gate, handlers_of
+from exo_mesh.security.credentials import Credentials, RenewedCredentials
+from exo_mesh.wire.data_server import Binding, DataServer
 from exo_mesh.wire.incoming import MAX_BYTES
-from exo_mesh.wire.plan_codec import plan_from_proto, served_from_proto
-from exo_mesh.wire.proto import runner_pb2 as pb
-from exo_mesh.wire.tls_codec import tls_from_proto
+from exo_mesh.wire.runner_commands import ChangePlan, StartStage, ToRunner
 
 LOAD_S = 600.0
 """Deadline of a load: a server may first read tens of gigabytes from a slow disk."""
@@ -48,16 +44,14 @@ class WholeRunner:
     """One whole-model instance in its process. Made and used on the event loop; `heartbeat` is called from any thread.
     report: sends a message to the node. on_use: see RingRest."""
 
-    def __init__(
-        self, start: pb.StartStage, report: Callable[[pb.FromRunner], None], on_use: Callable[[], None]
-    ) -> None:
+    def __init__(self, start: StartStage, report: Callable[[FromRunner], None], on_use: Callable[[], None]) -> None:
         self._start = start
         self._report = report
         self._on_use = on_use
-        self._plan = plan_from_proto(start.plan)
+        self._plan = start.plan
         self._stopped = asyncio.Event()
-        self._server: grpc.aio.Server | None = None
-        self._credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
+        self._server: DataServer | None = None
+        self._credentials = RenewedCredentials(start.tls) if start.tls is not None else None
         self._loop = asyncio.get_running_loop()
         self._loading = 0
         self.engine: WholeModelEngine | None = None
@@ -72,9 +66,10 @@ class WholeRunner:
 
         def progress(done: int, total: int) -> None:
             self._loading += 1
-            self._report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+            self._report(StageLoading(done, total))
 
-        request = WholeLoadRequest(served_from_proto(self._start.served), dict(self._start.options))
+        assert self._start.served is not None, "see run_process"
+        request = WholeLoadRequest(self._start.served, dict(self._start.options))
         progress(0, 1)
         try:
             async with asyncio.timeout(LOAD_S):
@@ -91,13 +86,9 @@ class WholeRunner:
         assert self.driver is not None, "loaded"
         # a prompt as text has about 4 bytes per token, and JSON may escape each of them
         most = MAX_BYTES + 32 * self._plan.context_limit
-        server = new_server([Gate(lambda method, data: most)])
-        server.add_generic_rpc_handlers(handlers_of(WholeDriverService(self.driver).answers()))
+        self._server = DataServer(lambda method, data: most, WholeDriverService(self.driver).answers())
         binding = Binding(self._start.host, self._start.port_first, self._start.port_last)
-        port = bind_in_range(server, binding, self._credentials)
-        await server.start()
-        self._server = server
-        return port
+        return await self._server.listen(binding, self._credentials)
 
     async def watch(self) -> None:
         """Check the engine until the node asks for a stop. Raises StageLostError when the engine cannot serve any
@@ -118,22 +109,22 @@ class WholeRunner:
                 async with asyncio.timeout(CHECK_EVERY_S):
                     await self._stopped.wait()
 
-    def obey(self, command: pb.ToRunner) -> None:
+    def obey(self, command: ToRunner) -> None:
         """Take a command of the node; called in another thread."""
-        if command.HasField("change"):
-            self._on_loop(self._change, command.change)
-        elif command.HasField("tls") and self._credentials is not None:
-            self._credentials.replace(tls_from_proto(command.tls))
+        if isinstance(command, ChangePlan):
+            self._on_loop(self._change, command)
+        elif isinstance(command, Credentials) and self._credentials is not None:
+            self._credentials.replace(command)
         # there is no next stage to link to, and no KV of ours that memory pressure could shrink
 
-    def _change(self, wanted: pb.ChangePlan) -> None:
+    def _change(self, wanted: ChangePlan) -> None:
         """Continue under another ballot; running calls go on, and their callers see the new ballot."""
-        self._plan = plan_from_proto(wanted.plan)
+        self._plan = wanted.plan
         resumed = 0
         if self.driver is not None:
             self.driver.change(self._plan)
             resumed = self.driver.slots.num_running
-        self._report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+        self._report(PlanChanged(self._plan.ballot, resumed))
 
     def stop(self) -> None:
         """End `watch`; called in another thread."""
@@ -146,7 +137,7 @@ class WholeRunner:
     async def close(self) -> None:
         """End the server and the engine, each within CLOSE_S."""
         if self._server is not None:
-            await self._server.stop(grace=0.2)
+            await self._server.close()
         if self.engine is not None:
             try:
                 async with asyncio.timeout(CLOSE_S):
@@ -154,9 +145,9 @@ class WholeRunner:
             except (TimeoutError, MeshError) as exc:
                 _log.warning("the engine did not close: %s", exc or "no answer")
 
-    def heartbeat(self) -> pb.Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """The counters of this moment. A piece of text counts as a token and as a decode frame."""
-        beat = pb.Heartbeat(linked=True, progress=self._loading)
+        beat = Heartbeat(linked=True, progress=self._loading)
         driver, engine = self.driver, self.engine
         if driver is None or engine is None:
             return beat
@@ -169,15 +160,15 @@ class WholeRunner:
         beat.queued, beat.running, beat.oldest_wait_s = slots.num_waiting, slots.num_running, slots.oldest_wait_s
         beat.sequences, beat.slots = slots.num_running, slots.num_slots
         beat.is_idle = driver.rest.is_idle
-        _write(beat.queue_waits, driver.queue_waits)
+        beat.queue_waits = driver.queue_waits.snapshot()
         return beat
 
 
-async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
+async def serve_whole(pipe: socket.socket, start: StartStage) -> int:
     """Load, listen, serve; returns the exit code. Every failure is reported to the node before the process ends."""
 
-    def report(message: pb.FromRunner) -> None:
-        link.report(message)
+    def report(news: FromRunner) -> None:
+        link.report(news)
 
     def used() -> None:
         link.beat_soon()  # the node then probes its peers by calls, as for a ring
@@ -188,10 +179,9 @@ async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
     try:
         await runner.load()
         port = await runner.listen()
-        link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+        link.report(RunnerListening(port, os.getpid()))
         assert runner.engine is not None, "loaded"
-        ready = pb.Ready(memory_bytes=runner.engine.memory_bytes(), load_s=runner.load_s, rolls_back=True)
-        link.report(pb.FromRunner(ready=ready))
+        link.report(RunnerReady(LoadOutcome(runner.engine.memory_bytes(), runner.load_s), rolls_back=True))
         await runner.watch()
     except MeshError as exc:
         return await _failed(runner, link, exc.code, str(exc))
@@ -204,7 +194,7 @@ async def serve_whole(pipe: socket.socket, start: pb.StartStage) -> int:
 
 async def _failed(runner: WholeRunner, link: NodeLink, code: str, message: str) -> int:
     _log.error("%s: %s", code, message)
-    link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    link.report(RunnerFailed(code, message))
     await runner.close()
     return EXIT_FAILED
 
@@ -214,8 +204,3 @@ def _provider(name: str) -> WholeModelProvider:
     if found.kind != "whole-model":
         raise EngineError(f"engine {name} runs layer ranges; it cannot serve a whole model by itself")
     return found  # type: ignore[return-value]
-
-
-def _write(message: pb.Durations, durations: Durations) -> None:
-    message.counts.extend(durations.counts)
-    message.sum_s = durations.sum_s

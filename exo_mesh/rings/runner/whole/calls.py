@@ -1,4 +1,4 @@
-"""The gRPC service of a whole-model instance, with the calls of a ring's driver."""
+"""The answers of a whole-model instance to the calls of a ring's driver."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import aclosing
 
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import InputError, MeshError, StageLostError
-from exo_mesh.rings.runner.generation import error_events
+from exo_mesh.rings.runner.calls import events_message
+from exo_mesh.rings.runner.mailbox import CallerUpdate
 from exo_mesh.rings.runner.whole.driver import WholeDriver
 from exo_mesh.wire.calls import GENERATE, RECALL
 from exo_mesh.wire.driver_codec import request_from_proto
 from exo_mesh.wire.peer_call import AnyAnswer, StreamAnswer, answer
-from exo_mesh.wire.plan_codec import ballot_from_proto, ballot_to_proto
+from exo_mesh.wire.plan_codec import ballot_from_proto
 from exo_mesh.wire.proto import driver_pb2 as pb
 from exo_mesh.wire.unknown_fields import require_known
 
@@ -32,11 +33,11 @@ class WholeDriverService:
         try:
             wanted = self._checked(request)
         except MeshError as exc:
-            yield error_events(ballot_to_proto(self._driver.plan.ballot), exc)
+            yield events_message([CallerUpdate(self._driver.plan.ballot, exc)])
             return
-        async with aclosing(self._driver.answer(wanted)) as messages:
-            async for message in messages:
-                yield message
+        async with aclosing(self._driver.answer(wanted)) as updates:
+            async for update in updates:
+                yield events_message([update])
 
     async def _recall(self, request: pb.RecallRequest) -> pb.RecallReply:
         """Says whether an answer is kept here, and how much of it."""
