@@ -23,7 +23,7 @@ from exo_mesh.api.core.texts import TextModels
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
-from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.domain.reports import HealthReport, InstanceReport, QueueReport, RunnerReport, StateReport, TopologyReport
 from exo_mesh.domain.request import (

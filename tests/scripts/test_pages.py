@@ -12,7 +12,7 @@ import pytest
 from exo_mesh.cli.main import VERBS
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
-from exo_mesh.domain.partition import split_layers
+from exo_mesh.domain.fitting import split_layers
 from tools.bench.__main__ import main as bench_main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Thinking, ToolChoice, Turn
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece
 from exo_mesh.errors import InputError
 

@@ -25,9 +25,9 @@ import grpc.aio
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, local_ring, ring_request
 from exo_mesh.cli.bench.result import BenchResult
+from exo_mesh.domain.fitting import split_layers
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.partition import split_layers
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import TransportError, error_from_code

@@ -34,7 +34,7 @@ from exo_mesh.cli.bench.serve_report import NAMES, breakdown_table, check_plot, 
 from exo_mesh.cli.client.api_client import base_url
 from exo_mesh.cli.client.child_node import ChildNode, ReadyNode
 from exo_mesh.cli.client.local_mesh import local_mesh
-from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.domain.group_placement import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from exo_mesh.domain.device import Device, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
-from exo_mesh.domain.power.readings import HardwareReading
+from exo_mesh.domain.power import HardwareReading
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.reports import (
     CableEnd,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exo_mesh.domain.footprint import gigabytes
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
-from exo_mesh.domain.stage import ReserveAnswer
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, ReserveAnswer, StagePlan
 
 LEASE_S = 30.0
 """Seconds after which a reservation without a commit is void, and so is a stage that no owner watches: the owner has

@@ -13,8 +13,7 @@ from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.download import FetchStep
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.machine.pressure import Needs

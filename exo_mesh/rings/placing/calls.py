@@ -6,8 +6,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import FetchError, InputError, ModelError, ReservationError
 from exo_mesh.mesh.membership.fences import Fence

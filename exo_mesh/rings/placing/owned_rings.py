@@ -17,10 +17,9 @@ from exo_mesh.base.printable import counted
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.wakeups import until_wakeup
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, ReserveAnswer, Seat
 from exo_mesh.domain.rdma_links import broken_cable
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.service import Membership

@@ -13,9 +13,8 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.peer_names import told_apart
-from exo_mesh.domain.plan import Ballot, Plan, Seat
+from exo_mesh.domain.plan import Ballot, Plan, ReserveAnswer, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     CrashLoopError,

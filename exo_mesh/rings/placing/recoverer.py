@@ -15,11 +15,10 @@ from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import with_caps
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import Ballot, Plan, ReserveAnswer, StageStatus
 from exo_mesh.domain.recovery import Recovery, recover
 from exo_mesh.domain.ring_candidates import Candidate, Surroundings, by_tier
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     DeadlineError,

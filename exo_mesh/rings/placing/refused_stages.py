@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.plan import Ballot, Seat
-from exo_mesh.domain.stage import ReserveAnswer
+from exo_mesh.domain.plan import Ballot, ReserveAnswer, Seat
 from exo_mesh.errors import (
     CrashLoopError,
     EngineError,

@@ -21,7 +21,7 @@ from exo_mesh.weights.model_files import named, one_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from exo_mesh.domain.grammar import GrammarSpec
+    from exo_mesh.domain.request import GrammarSpec
 
 PREPARE_BYTES = 1 << 20
 """Size in bytes from which a tokenizer.json is read while the stage loads: reading stops all Python code of the

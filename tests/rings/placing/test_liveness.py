@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.plan import Ballot, Plan, Seat
-from exo_mesh.domain.stage import StageStatus
+from exo_mesh.domain.plan import Ballot, Plan, Seat, StageStatus
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import TransportError
 from exo_mesh.rings.placing.liveness import StageLook, look_at

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.plan import Ballot, ReserveAnswer
 from exo_mesh.domain.reports import InstanceReport
-from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.errors import PlacementError
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing import ownership, ring_monitor

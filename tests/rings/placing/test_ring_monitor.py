@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import Ballot, Plan, ReserveAnswer, StageStatus
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import DeadlineError, FetchError, StageLostError
 from exo_mesh.rings.hosting.reservations import Reservations
