@@ -27,8 +27,7 @@ from exo_mesh import __version__
 from exo_mesh.cli.bench.energy import SETTLE_S, EnergyCounters, energy_per_token, read_energy
 from exo_mesh.cli.bench.engines import parse_size
 from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop, timed_requests
-from exo_mesh.cli.bench.result import BenchResult
-from exo_mesh.cli.bench.rounds import merged
+from exo_mesh.cli.bench.result import BenchResult, merged
 from exo_mesh.cli.bench.scenario import MODEL, Scenario, ServeLoad, scenario_of
 from exo_mesh.cli.bench.serve_report import NAMES, breakdown_table, check_plot, compare, plot, table
 from exo_mesh.cli.client.api_client import base_url

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.text.deep_stack import deep_executor
-from exo_mesh.text.panics import is_panic
+from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.spelling import TokenBytes
 from exo_mesh.text.tokenizer import tokenizer_text
