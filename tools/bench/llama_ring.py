@@ -23,13 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.bench.engines import count, parse_size
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import EngineError, error_from_code
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, driver_of, local_ring, plan_with_cuts, ring_request
+from exo_mesh.errors import EngineError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.llama_whole import Job, WholeChild, rpc_servers, whole_child
 
 CONTEXT = 1024
@@ -149,13 +145,7 @@ def _text(load: Load) -> str:
 async def _ring(
     directory: Path, layers: int, cut: int, options: dict[str, str], most: int, cores: Sequence[int]
 ) -> AsyncIterator[list[LocalRunner]]:
-    bounds = ((0, cut), (cut, layers))
-    parts = tuple(
-        StagePlan(f"bench{index}", "llamacpp", Shard("bench", start, stop, layers), 0)
-        for index, (start, stop) in enumerate(bounds)
-    )
-    pool = (most + 1) * CONTEXT
-    plan = Plan(INSTANCE, BALLOT, "bench", "", parts, CONTEXT, PlanInputs((), "memory", 2), pool)
+    plan = plan_with_cuts("llamacpp", (0, cut, layers), CONTEXT, (most + 1) * CONTEXT)
     async with local_ring(plan, directory, options, cores) as runners:
         yield runners
 
@@ -163,18 +153,14 @@ async def _ring(
 async def _answers(runners: Sequence[LocalRunner], job: Job, numbers: itertools.count[int]) -> float:
     """Seconds that the ring needs for a job."""
     draw = random.Random(next(numbers))
-    async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-        generate = method_of(channel, GENERATE)
-        await channel.channel_ready()
+    async with driver_of(runners, DEADLINE_S) as driver:
 
         async def answer() -> None:
             prompt = [draw.randrange(3, NUM_IDS) for _ in range(job.prompt)]
             drawn = 0
             request = ring_request(f"bench-{next(numbers)}", prompt, job.tokens)
-            async for message in generate(request, timeout=DEADLINE_S):
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
-                drawn += len(message.events)
+            async for events in driver.events(request):
+                drawn += len(events)
             if drawn < job.tokens:
                 raise EngineError(f"the ring gave {drawn} tokens instead of {job.tokens}")
 

@@ -19,18 +19,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import InputError, error_from_code
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, driver_of, even_plan, local_ring, ring_request
+from exo_mesh.errors import InputError
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 from tools.bench.prefix_disk import measure_disk
 
 DEADLINE_S = 600.0
@@ -114,14 +109,7 @@ class PrefixBench:
     @asynccontextmanager
     async def ring(self, stages: int, cache_bytes: int, disks: Path | None = None) -> AsyncIterator[list[LocalRunner]]:
         """A ring with room in its KV pool for several prompts. disks: where its stages write KV."""
-        layers = self._layers
-        cuts = [layers * index // stages for index in range(stages + 1)]
-        parts = tuple(
-            StagePlan(f"bench{index}", self._args.engine, Shard("bench", start, stop, layers), 0)
-            for index, (start, stop) in enumerate(pairwise(cuts))
-        )
-        pool = 4 * self._context
-        plan = Plan(INSTANCE, BALLOT, "bench", "", parts, self._context, PlanInputs((), "memory", stages), pool)
+        plan = even_plan(self._args.engine, self._layers, stages, self._context, 4 * self._context)
         options = {"cost_ms": "5"} if self._args.engine == "dummy" else {}
         async with local_ring(plan, self._dir, options, prefix_bytes=cache_bytes, disks=disks) as runners:
             yield runners
@@ -178,15 +166,11 @@ class PrefixBench:
     async def ask(self, runners: Sequence[LocalRunner], prompt: Sequence[int], tokens: int) -> Answered:
         """Sends a prompt, and waits for so many tokens."""
         request = ring_request(f"bench-{next(self.numbers)}", prompt, tokens)
-        async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-            generate = method_of(channel, GENERATE)
-            await channel.channel_ready()
+        async with driver_of(runners, DEADLINE_S) as driver:
             events, times, began, began_at = [], [], time.perf_counter(), time.time()
-            async for message in generate(request, timeout=DEADLINE_S):
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
-                events += message.events
-                times += [time.perf_counter() - began] * len(message.events)
+            async for some in driver.events(request):
+                events += some
+                times += [time.perf_counter() - began] * len(some)
             all_s = time.perf_counter() - began
         token_ids = [event.token_id for event in events]
         return Answered(times[0], all_s, token_ids, events[0].cached, [began_at + at for at in times])

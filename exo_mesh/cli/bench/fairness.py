@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,15 @@ from typing import Any
 import grpc.aio
 
 from exo_mesh.base.telemetry.tables import columns
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, local_ring, ring_request
+from exo_mesh.cli.bench.local_ring import NUM_IDS, Driver, driver_of, even_plan, local_ring, ring_request
 from exo_mesh.cli.bench.result import BenchResult
-from exo_mesh.domain.fitting import split_layers
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import TransportError, error_from_code
+from exo_mesh.domain.plan import Plan
+from exo_mesh.errors import TransportError
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.proto import driver_pb2
 
 MODEL = "exo-mesh-demo"
@@ -85,8 +81,8 @@ class Call:
 class RingClient:
     """Sends requests to the driver of a ring."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._generate = method_of(channel, GENERATE)
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
         self._sent = 0
 
     async def ask(self, prompt: int, tokens: int, call: Call | None = None) -> Call:
@@ -103,10 +99,8 @@ class RingClient:
         return call
 
     async def _read(self, request: driver_pb2.GenerateRequest, call: Call) -> None:
-        async for message in self._generate(request, timeout=CALL_DEADLINE_S):
-            if message.error_code:
-                raise error_from_code(message.error_code, message.error_message)
-            call.came += [time.perf_counter()] * len(message.events)
+        async for events in self._driver.events(request):
+            call.came += [time.perf_counter()] * len(events)
             if len(call.came) >= SETTLED:
                 call.settled.set()
 
@@ -156,8 +150,7 @@ async def measure(
         for sequences in (0, 1):
             plan = _plan(peers, engine, card, load, sequences)
             runners = await stack.enter_async_context(local_ring(plan, directory, options, cpus))
-            channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{runners[-1].port}", None))
-            clients.append(RingClient(channel))
+            clients.append(RingClient(await stack.enter_async_context(driver_of(runners, CALL_DEADLINE_S))))
         for client in clients:
             await client.together(NUM_EQUAL, load.prompt, load.tokens)
             await client.ask(load.long, 2)
@@ -204,14 +197,9 @@ def _directory(model: str) -> Path:
 
 def _plan(peers: int, engine: str, card: ModelCard, load: FairnessLoad, sequences: int) -> Plan:
     """A ring of equal stages. sequences: most requests at once; 0 means the usual number."""
-    stages = tuple(
-        StagePlan(f"bench{index}", engine, Shard(card.name, part.start, part.stop, card.num_layers), 0)
-        for index, part in enumerate(split_layers(card.num_layers, [1] * peers))
-    )
     limit = 2 * load.long + 4 * load.tokens + load.prompt
-    pool = max(POOL_TOKENS, NUM_EQUAL * limit)
-    inputs = PlanInputs((), "memory", peers)
-    return Plan(INSTANCE, BALLOT, card.name, "", stages, limit, inputs, pool, pool_sequences=sequences)
+    plan = even_plan(engine, card.num_layers, peers, limit, max(POOL_TOKENS, NUM_EQUAL * limit))
+    return replace(plan, pool_sequences=sequences)
 
 
 def _summary(values: Sequence[float], sign: str, bar: float) -> dict[str, Any]:

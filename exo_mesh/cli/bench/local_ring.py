@@ -9,14 +9,21 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from exo_mesh.domain.plan import Ballot, Plan
+import grpc.aio
+
+from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
+from exo_mesh.wire.calls import GENERATE
+from exo_mesh.wire.channels import method_of, open_channel
 from exo_mesh.wire.plan_codec import ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.wire.proto import driver_pb2
 from exo_mesh.wire.proto import runner_pb2 as pb
@@ -101,6 +108,21 @@ class RingJob:
     disks: Path | None = None
 
 
+def even_plan(engine: str, num_layers: int, num_stages: int, context: int, pool_tokens: int = POOL_TOKENS) -> Plan:
+    """A plan with stages of about equally many layers."""
+    cuts = [num_layers * index // num_stages for index in range(num_stages + 1)]
+    return plan_with_cuts(engine, cuts, context, pool_tokens)
+
+
+def plan_with_cuts(engine: str, cuts: Sequence[int], context: int, pool_tokens: int) -> Plan:
+    """A plan with a stage from each cut to the next, and without tensor groups."""
+    stages = tuple(
+        StagePlan(f"bench{index}", engine, Shard("bench", start, stop, cuts[-1]), 0)
+        for index, (start, stop) in enumerate(pairwise(cuts))
+    )
+    return Plan(INSTANCE, BALLOT, "bench", "", stages, context, PlanInputs((), "memory", len(stages)), pool_tokens)
+
+
 def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> driver_pb2.GenerateRequest:
     """A greedy request that draws exactly this many tokens."""
     return driver_pb2.GenerateRequest(
@@ -112,6 +134,30 @@ def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> dri
         ignore_eos=True,
         sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
     )
+
+
+class Driver:
+    """Sends requests to the driver of a ring."""
+
+    def __init__(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+        self._generate, self._deadline_s = method_of(channel, GENERATE), deadline_s
+
+    async def events(self, request: driver_pb2.GenerateRequest) -> AsyncIterator[Sequence[driver_pb2.TokenEvent]]:
+        """The events of an answer, as they come. Raises the error that ends it."""
+        async for message in self._generate(request, timeout=self._deadline_s):
+            if message.error_code:
+                raise error_from_code(message.error_code, message.error_message)
+            yield message.events
+
+
+@contextlib.asynccontextmanager
+async def driver_of(
+    runners: Sequence[LocalRunner], deadline_s: float, tls: Credentials | None = None
+) -> AsyncIterator[Driver]:
+    """The driver of a ring. deadline_s: of each request."""
+    async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
+        await channel.channel_ready()
+        yield Driver(channel, deadline_s)
 
 
 async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:

@@ -16,25 +16,19 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import truediv
 from typing import Any, TypeVar
 
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, driver_of, even_plan, local_ring, ring_request
 from exo_mesh.cli.bench.raw_grpc import RawStream, raw_stream
 from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
-from exo_mesh.domain.footprint import POOL_TOKENS
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import error_from_code
+from exo_mesh.domain.plan import Plan
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.weights.store import ModelStore
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
 
 LAPS = 4096
 """Laps of a round: the driver computes its quantiles over exactly this many."""
@@ -183,26 +177,17 @@ async def _interleaved(
 
 def ring_plan(peers: int, engine: str) -> Plan:
     """The plan of a ring of so many stages, without tensor groups."""
-    layers, limit = max(peers, 8), 2 * CHUNK * BULK_BYTES // (min(FRAME_MIB) * 2**20)
-    cuts = [layers * index // peers for index in range(peers + 1)]
-    stages = tuple(
-        StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
-        for index, (start, stop) in enumerate(pairwise(cuts))
-    )
-    return Plan(INSTANCE, BALLOT, MODEL, "", stages, limit, PlanInputs((), "memory", peers), POOL_TOKENS)
+    return even_plan(engine, max(peers, 8), peers, 2 * CHUNK * BULK_BYTES // (min(FRAME_MIB) * 2**20))
 
 
 async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:
     """Runs one request on the ring; returns the seconds from the call to its last token."""
     prompt_ids = [index % NUM_IDS for index in range(prompt)]
     request = ring_request(f"bench-{time.monotonic_ns()}", prompt_ids, tokens)
-    async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
-        generate = method_of(channel, GENERATE)
+    async with driver_of(runners, CALL_DEADLINE_S, tls) as driver:
         start, received = time.perf_counter(), 0
-        async for message in generate(request, timeout=CALL_DEADLINE_S):
-            if message.error_code:
-                raise error_from_code(message.error_code, message.error_message)
-            received += len(message.events)
+        async for events in driver.events(request):
+            received += len(events)
         elapsed = time.perf_counter() - start
     assert received == tokens, f"{received} of {tokens} tokens came"
     return elapsed
