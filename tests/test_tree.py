@@ -21,7 +21,7 @@ FILES = {
 """Besides these only hidden files and folders, which configure the tools that work on the tree."""
 
 WINGS = {
-    "cli", "api", "node", "rings", "models", "mesh", "machine", "engine", "text", "weights", "wire", "settings",
+    "cli", "api", "node", "rings", "models", "mesh", "machine", "engine", "text", "wire", "settings", "weights",
     "security", "domain", "base",
 }  # fmt: skip
 """The folders of exo_mesh, from the command line down; .importlinter has them in the same order."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.domain.device import Telemetry
-from exo_mesh.domain.power.readings import HardwareReading
+from exo_mesh.domain.power import HardwareReading
 from exo_mesh.machine.power.meter import READ_EVERY_S, HardwareMeter
 from exo_mesh.machine.power.nvidia import NvidiaReader
 from exo_mesh.machine.power.samples import hardware_samples

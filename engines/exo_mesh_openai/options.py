@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from exo_mesh.domain.base_path import base_path
+from exo_mesh.domain.addresses import base_path
 from exo_mesh.errors import InputError
 from exo_mesh.weights.names import is_model_name
 from exo_mesh_openai.argv import BACKENDS, SPEC_TYPES, LlamaServerFlags, needs_draft

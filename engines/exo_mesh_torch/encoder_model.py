@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from exo_mesh.domain.embedding.tasks import is_classifier
+from exo_mesh.domain.embedding import is_classifier
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch.caches import StageCache

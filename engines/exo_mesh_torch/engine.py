@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from exo_mesh.domain.embedding.tasks import is_encoder
+from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard

@@ -11,7 +11,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
 
-from exo_mesh.domain.embedding.tasks import ENCODERS
+from exo_mesh.domain.embedding import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh_torch.families import VISION_FAMILIES

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, initialization
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from exo_mesh.domain.embedding.tasks import is_encoder
+from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import read_json
 from exo_mesh.weights.packed.tensors import read_packed_table

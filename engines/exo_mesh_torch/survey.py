@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exo_mesh.domain.embedding.tasks import is_encoder
+from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import read_json

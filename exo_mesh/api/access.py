@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from exo_mesh.api.errors import plain_error
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import plain_error, quoted
 from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token

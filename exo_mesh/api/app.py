@@ -16,9 +16,12 @@ from exo_mesh.api.anthropic.failures import ANTHROPIC_ERRORS, speaks_anthropic
 from exo_mesh.api.anthropic.handlers import AnthropicRoutes
 from exo_mesh.api.bodies.room import BodyRooms
 from exo_mesh.api.body import BODY_ROOMS, discard_rests, refuse_expectations, release_bodies
+from exo_mesh.api.compat.absent import AbsentRoutes
+from exo_mesh.api.compat.model_pool import ModelPoolRoutes
+from exo_mesh.api.compat.seed import SeedRoutes
 from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import READ_BYTES, STOP_S, follow_connection
-from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, SECRET_HEADER, STREAM_SECRET, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
@@ -28,8 +31,6 @@ from exo_mesh.api.embedding.embeddings import EmbeddingRoutes
 from exo_mesh.api.embedding.rerank import RerankRoutes
 from exo_mesh.api.embedding.vectors import Vectors
 from exo_mesh.api.errors import errors_to_replies
-from exo_mesh.api.foreign.absent import AbsentRoutes
-from exo_mesh.api.foreign.model_pool import ModelPoolRoutes
 from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_lists import ModelListRoutes
@@ -42,16 +43,14 @@ from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
-from exo_mesh.api.prefix.routes import PrefixRoutes
+from exo_mesh.api.prefix_routes import PrefixRoutes
 from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.responses.handlers import ResponsesRoutes
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.running_calls import RunningCalls
 from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
-from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.streams.routes import StreamRoutes
-from exo_mesh.api.streams.secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.trace_routes import TraceRoutes
 from exo_mesh.api.tracing import TRACE, trace_headers

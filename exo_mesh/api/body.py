@@ -21,7 +21,7 @@ from exo_mesh.api.access import CALLER
 from exo_mesh.api.bodies.room import FREE_BYTES, BodyHold, BodyRooms
 from exo_mesh.api.bodies.unpacking import Unpacker
 from exo_mesh.api.bodies.values import check_values
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import quoted
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.tasks import Turns
 from exo_mesh.domain.bounded_json import ValueCounter

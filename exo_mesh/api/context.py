@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,13 +28,19 @@ from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, Setting
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+
 REQUEST_ID = web.RequestKey("request_id", str)
 """The x-request-id header of the reply."""
-
 
 OUTPUT_BOUND = web.RequestKey("output_bound", int)
 """The x-exo-mesh-max-tokens header of the reply: the most tokens of the answer. Set only if this differs from the
 number that the client asked for."""
+
+SECRET_HEADER = "x-exo-mesh-stream-secret"
+
+STREAM_SECRET = web.RequestKey("stream_secret", str)
+"""The header of the reply; only for requests without a key. With this secret of a running answer a client can read and
+stop the answer at any peer."""
 
 
 def _lone_settings() -> LoneSettings:
@@ -93,3 +100,9 @@ class ApiContext:
     watchdog: Watchdog
     now: Callable[[], float] = time.time
     started_at: int = 0
+
+
+def new_secret(request: web.Request, secret: str = "") -> str:
+    """Make a secret, unless one is given, and add it to the reply's headers."""
+    request[STREAM_SECRET] = secret or secrets.token_urlsafe(24)
+    return request[STREAM_SECRET]

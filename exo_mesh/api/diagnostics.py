@@ -14,8 +14,7 @@ from aiohttp import web
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.node.inspection.diagnostics import MAX_TIMELINE
@@ -66,20 +65,20 @@ class DiagnosticRoutes:
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/node: diagnostics of this node."""
-        return json_response(_for_caller(await self._inspection.diagnostics_of(), request))
+        return json_response(_for_caller(await self._inspection.diagnostics.of(), request))
 
     async def cluster(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster: every node's diagnostics; of nodes that do not answer within 2 s only the
         name."""
-        return json_response(_for_caller(await self._inspection.cluster_diagnostics(), request))
+        return json_response(_for_caller(await self._inspection.diagnostics.cluster(), request))
 
     async def timeline(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/timeline: the phases of all runners, by time."""
-        return json_response(_for_caller(await self._inspection.cluster_timeline(), request))
+        return json_response(_for_caller(await self._inspection.diagnostics.cluster_timeline(), request))
 
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/{id}: diagnostics of one node, by its name, its id or the first digits of it."""
-        found = await self._inspection.diagnostics_of(request.match_info["id"])
+        found = await self._inspection.diagnostics.of(request.match_info["id"])
         return json_response(_for_caller(found, request))
 
     async def capture(self, request: web.Request) -> web.Response:
@@ -105,9 +104,9 @@ class DiagnosticRoutes:
         if scope not in ("node", "cluster"):
             raise InputError(f"scope is {quoted(scope)}; it must be node or cluster", param="scope")
         if scope == "cluster":
-            entries = (await self._inspection.cluster_timeline())["entries"]
+            entries = (await self._inspection.diagnostics.cluster_timeline())["entries"]
         else:
-            entries = self._inspection.node_timeline()
+            entries = self._inspection.diagnostics.node_timeline()
         lines = [msgspec.json.encode(entry) for entry in entries if entry["until"] > since][-int(most) :]
         return web.Response(body=b"".join(line + b"\n" for line in lines), content_type=NDJSON)
 

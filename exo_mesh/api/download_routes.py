@@ -13,10 +13,9 @@ from aiohttp import hdrs, web
 from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.model_routes import peer_names
-from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
 from exo_mesh.base.clock import monotonic

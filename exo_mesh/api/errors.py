@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.sse import STREAM
+from exo_mesh.base import printable
 from exo_mesh.errors import FetchError, InputError, MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
@@ -207,3 +208,12 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamRes
     if "Allow" in error.headers:
         reply.headers["Allow"] = error.headers["Allow"]
     return reply
+
+
+MAX_QUOTED_CHARS = 80
+
+
+def quoted(text: str) -> str:
+    """A client's text as a JSON string: at most MAX_QUOTED_CHARS of it, with unprintable characters escaped."""
+    is_short = len(text) <= MAX_QUOTED_CHARS
+    return printable.quoted(text if is_short else text[: MAX_QUOTED_CHARS - 1] + "…")

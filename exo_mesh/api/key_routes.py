@@ -18,8 +18,7 @@ from exo_mesh.api.access import ANY_ADMIN, CALLER, LOCAL
 from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.routes import ADMIN, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import ApiKey, KeyFile, Role

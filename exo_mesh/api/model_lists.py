@@ -9,10 +9,9 @@ from aiohttp import web
 from exo_mesh.api.anthropic.failures import speaks_anthropic
 from exo_mesh.api.anthropic.models import model_info, models_page
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.listed import known_object, model_object, status_of
 from exo_mesh.api.model_names import named_model
-from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import USE, Route, RouteTable
 
 STATUSES = "downloaded, partial, loaded, served, known or unusable"

@@ -12,10 +12,9 @@ from aiohttp import web
 from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.listed import model_object
 from exo_mesh.api.model_names import may_name_paths
-from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError

@@ -14,10 +14,9 @@ from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.model_names import find_model, named_model
 from exo_mesh.api.placement_options import errors_name, instance_spec, names_of_query, preview_spec
-from exo_mesh.api.quoting import quoted
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.domain.reports import (

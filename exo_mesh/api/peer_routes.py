@@ -7,8 +7,7 @@ import re
 from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import json_response, quoted
 from exo_mesh.api.routes import ADMIN, Route, RouteTable
 from exo_mesh.base.telemetry.log_ring import MAX_RECORDS
 from exo_mesh.errors import InputError

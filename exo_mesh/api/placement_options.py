@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 from multidict import MultiDict, MultiMapping
 
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import quoted
 from exo_mesh.api.schema import InstanceBody, StageBody
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.pinning import Pin

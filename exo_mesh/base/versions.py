@@ -1,7 +1,11 @@
-"""Versions of the peer-to-peer protocol: each side speaks a range, and two sides use the newest that both speak."""
+"""Versions of the peer-to-peer protocol and of installed packages.
+
+Each side speaks a range of the protocol, and two sides use the newest that both speak.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION
@@ -29,3 +33,16 @@ class ProtocolRange(NamedTuple):
 
 SPOKEN = ProtocolRange(OLDEST_PROTOCOL, PROTOCOL_VERSION)
 """The versions that this package speaks."""
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Returns the installed version by library; None for an absent library."""
+    from importlib import metadata
+
+    versions: dict[str, str | None] = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions

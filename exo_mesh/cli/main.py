@@ -17,66 +17,58 @@ from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.spelling import did_you_mean
 
-VERBS = {
-    "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
-    "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
-    "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+_MODEL_VERBS = {verb: text for verb, (_, text) in MODEL_VERBS.items() if verb != "ls"}
+
+VERB_GROUPS: dict[str, dict[str, str]] = {
+    "nodes": {
+        "serve": "run a node on this machine; `exo-mesh` without a verb does the same",
+        "demo": "start a small mesh on this machine, ask the demo model a question, keep serving",
+        "service": "run a node as a service of this machine or user: install, uninstall, status",
+        "drain": "let a node finish its requests and accept no new ones",
+        "node": "stop or restart a node, set its log level, list or end the processes here",
+        "wake": "wake the sleeping machine of a peer with Wake-on-LAN",
+    },
+    "models": {
+        "run": "ask a model or chat with it; a model that no peer has is downloaded first",
+        "launch": "start a coding agent that uses the mesh: claude, codex, opencode, aider, …",
+        "batch": "run a file of requests in OpenAI's batch format at low priority",
+        **_MODEL_VERBS,
+        "models": "the same as list; `models add` and `models delete` make and delete model cards",
+        "preview": "how a model could be placed: numbered plans for `load`",
+        "stop": "unload a model on all peers",
+        "explain": "why the prompt of a request was computed again",
+        "cache": "list, remove or pin the prompts that this machine keeps on disk",
+    },
+    "the mesh": {
+        "status": "health of this node, its peers and its models",
+        "top": "live view of the mesh: peers, models, requests, memory",
+        "topology": "peers and links, and which peer holds which layers",
+        "ps": "list the models that are loaded",
+        "bench": "measure frames, a whole mesh, or the engines",
+        "nginx-config": "write the configuration of an nginx in front of all nodes of the live mesh",
+    },
+    "access": {
+        "secret": "make a secret that closes a mesh",
+        "invite": "let another machine join this mesh: prints a one-time code for the secret",
+        "join": "join a mesh with the code that `invite` printed",
+        "key": "make, list and remove keys of the HTTP API",
+    },
+    "this machine": {
+        "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
+        "engines": "engines installed on this machine, and the engine in use",
+        "config": "show the settings and where each value comes from",
+        "hostfile": "check a hostfile of mlx.launch and show its ranks",
+        "completion": "print a completion script for bash, zsh or fish",
+        "version": "versions of the package, the protocol and the libraries",
+    },
+}
+"""Help by verb, by subject: as `exo-mesh --help` shows them. The module of a verb is exo_mesh.cli.verbs.<verb>, with _
+for -; MODEL_VERBS are in `models` there."""
+
+VERBS = {verb: text for group in VERB_GROUPS.values() for verb, text in group.items()} | {
     "chat": "the same as run",
-    "launch": "start a coding agent that uses the mesh: claude, codex, opencode, aider, …",
-    "batch": "run a file of requests in OpenAI's batch format at low priority",
-    "status": "health of this node, its peers and its models",
-    "topology": "peers and links, and which peer holds which layers",
-    "preview": "how a model could be placed: numbered plans for `load`",
-    "ps": "list the models that are loaded",
-    "top": "live view of the mesh: peers, models, requests, memory",
-    "models": "the same as list; `models add` and `models delete` make and delete model cards",
-    "engines": "engines installed on this machine, and the engine in use",
-    "bench": "measure frames, a whole mesh, or the engines",
-    "stop": "unload a model on all peers",
-    "explain": "why the prompt of a request was computed again",
-    "cache": "list, remove or pin the prompts that this machine keeps on disk",
-    "node": "stop or restart a node, set its log level, list or end the processes here",
-    "wake": "wake the sleeping machine of a peer with Wake-on-LAN",
-    "drain": "let a node finish its requests and accept no new ones",
-    "nginx-config": "write the configuration of an nginx in front of all nodes of the live mesh",
-    "service": "run a node as a service of this machine or user: install, uninstall, status",
-    "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
-    "hostfile": "check a hostfile of mlx.launch and show its ranks",
-    "secret": "make a secret that closes a mesh",
-    "invite": "let another machine join this mesh: prints a one-time code for the secret",
-    "join": "join a mesh with the code that `invite` printed",
-    "key": "make, list and remove keys of the HTTP API",
-    "config": "show the settings and where each value comes from",
-    "completion": "print a completion script for bash, zsh or fish",
-    "version": "versions of the package, the protocol and the libraries",
+    "ls": MODEL_VERBS["ls"][1],
 }
-"""Help by verb. The module of a verb is exo_mesh.cli.verbs.<verb>, with _ for -; MODEL_VERBS are in `models` there."""
-
-
-VERB_GROUPS = {
-    "nodes": ("serve", "demo", "service", "drain", "node", "wake"),
-    "models": (
-        "run",
-        "launch",
-        "batch",
-        "pull",
-        "list",
-        "show",
-        "rm",
-        "search",
-        "models",
-        "preview",
-        "load",
-        "stop",
-        "explain",
-        "cache",
-    ),
-    "the mesh": ("status", "top", "topology", "ps", "bench", "nginx-config"),
-    "access": ("secret", "invite", "join", "key"),
-    "this machine": ("doctor", "engines", "config", "hostfile", "completion", "version"),
-}
-"""The verbs by subject, in the order in which `exo-mesh --help` shows them; `ls` and `chat` are left out, since
-they are `list` and `run`."""
 
 UNLISTED = ("complete",)
 """Verbs that only programs use, such as completion scripts."""
@@ -111,16 +103,15 @@ def _dispatch(argv: list[str]) -> int:
     if is_implied:
         argv = ["serve", *argv]
     verb, *rest = argv
-    known = [*VERBS, *MODEL_VERBS]
-    if verb not in known and verb not in UNLISTED:
+    if verb not in VERBS and verb not in UNLISTED:
         if hint := VERB_HINTS.get(verb):
             raise ConfigError(f"there is no verb {verb}: {hint}")
-        raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, known) or '; see exo-mesh --help'}")
+        raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, VERBS) or '; see exo-mesh --help'}")
     module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
     module.add_arguments(parser)
     if is_implied:
-        parser.verbs = known
+        parser.verbs = list(VERBS)
     args = parser.parse_all(rest)
     setup_logging(level="error")  # `serve` sets logging up again from its settings
     code: int = module.run(args)
@@ -129,9 +120,8 @@ def _dispatch(argv: list[str]) -> int:
 
 def usage() -> str:
     """The text of `exo-mesh --help`."""
-    texts = VERBS | {verb: text for verb, (_, text) in MODEL_VERBS.items()}
     groups = (
-        "\n".join([f"{title}:", *(f"  {verb:12} {texts[verb]}" for verb in verbs)])
+        "\n".join([f"{title}:", *(f"  {verb:12} {text}" for verb, text in verbs.items())])
         for title, verbs in VERB_GROUPS.items()
     )
     verbs = "\n".join(groups)

@@ -19,7 +19,7 @@ from exo_mesh.base.printable import printable
 from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.domain.device import API, EDGE, FULL
 from exo_mesh.security.local_token import read_token
-from exo_mesh.security.namespace import fingerprint
+from exo_mesh.security.secret import fingerprint
 from exo_mesh.settings.config import home_of
 from exo_mesh.settings.default_paths import DEFAULT_API_URL
 

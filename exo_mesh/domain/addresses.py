@@ -1,6 +1,7 @@
 """Chooses which addresses a node advertises, which addresses of a peer it can dial, and which path is best. Pure.
 
-An address is "host:port" with IPv6 in brackets; a link-local one may carry the interface: "[fe80::1%eth0]:5000".
+An address is "host:port" with IPv6 in brackets; a link-local one may carry the interface: "[fe80::1%eth0]:5000". The
+base path of a server's URL is found here, too.
 """
 
 from __future__ import annotations
@@ -253,3 +254,14 @@ def valid_macs(macs: Iterable[str]) -> tuple[str, ...]:
     lower = dict.fromkeys(mac.lower().replace("-", ":") for mac in macs)
     usable = [mac for mac in lower if _MAC.fullmatch(mac) and any(bytes.fromhex(mac.replace(":", "")))]
     return tuple(mac for mac in usable if not int(mac[:2], 16) & 1)[:MAX_MACS]  # an odd first byte is a group address
+
+
+_ENDPOINT = re.compile(r"/+(v1(/+(models|chat/completions|completions|responses|embeddings|messages))?/*)?\Z")
+
+
+def base_path(path: str) -> str:
+    """The path without slashes at its end and without a last `/v1`, alone or with a known endpoint behind it.
+
+    Clients want `/v1` in their base URL. A `/v1` in the middle, as in the URLs of some gateways, stays.
+    """
+    return _ENDPOINT.sub("", path)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from exo_mesh.base.versions import ProtocolRange
 from exo_mesh.domain.addresses import MAX_MACS, valid_macs
+from exo_mesh.domain.engine_speed import DIGEST_CHARS, MAX_MODELS, ModelSpeeds
 from exo_mesh.domain.fields import Absent, Cut, Else, FirstBytes, SentAs, Size, Tidied
 from exo_mesh.domain.health import MAX_REASONS, Reason
-from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
+from exo_mesh.domain.power import NO_HARDWARE, HardwareReading
 from exo_mesh.domain.shard import KeptLayers, KeptOfModel
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS, ModelSpeeds
 from exo_mesh.domain.whole.served import MAX_SERVED, ServedModel
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

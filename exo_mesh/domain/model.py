@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.peer_names import matching
 
 

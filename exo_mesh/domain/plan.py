@@ -1,4 +1,7 @@
-"""Plans: which peer holds which layers of a model instance, and which plan is in force."""
+"""Plans: which peer holds which layers of a model instance, and which plan is in force.
+
+Also what a peer answers about its stage of a plan.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ the default UNSET is absent where it does not apply; None means that a value is 
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -15,6 +17,14 @@ from exo_mesh.domain.fast_synch import FastSynch
 from exo_mesh.domain.health import HealthLevel
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.domain.whole.served import ServedModel
+
+_Report = TypeVar("_Report", bound=msgspec.Struct)
+
+
+def report_from(source: object, kind: type[_Report], **others: Any) -> _Report:
+    """A report whose fields have the values of the source's attributes of the same names. others: further fields."""
+    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)
 
 
 class DeviceReport(msgspec.Struct):

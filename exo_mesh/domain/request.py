@@ -1,4 +1,7 @@
-"""A request and its results: as token ids, or as text for a model that an engine with its own tokenizer serves."""
+"""A request and its results: as token ids, or as text for a model that an engine with its own tokenizer serves.
+
+Also the form that a client requires of the text of an answer.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from exo_mesh.domain.embedding.spec import MAX_WIDTH, EmbedSpec
+from exo_mesh.domain.embedding import MAX_WIDTH, EmbedSpec
 from exo_mesh.domain.fields import Clamped, Cut, Flat, Newer, NotSent, Range, Size, Tidied
-from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.images import Picture, pictures_defect
 from exo_mesh.domain.model_settings import MAX_TOKEN_ID
 from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, TextUsage
+
+GrammarKind = Literal["json_schema", "lark", "regex", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar. text: a JSON schema, a Lark grammar whose first rule is `start`, a regular expression for the whole
+    answer, or a JSON list of strings of which the answer is one."""
+
+    kind: GrammarKind
+    text: str
 
 
 class FinishReason(StrEnum):

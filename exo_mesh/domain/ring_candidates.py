@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from exo_mesh.domain.fitting import StepTimes
+from exo_mesh.domain.fitting import StepTimes, largest_that_fit
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.partition import largest_that_fit
 from exo_mesh.domain.shard import KeptLayers
 from exo_mesh.domain.tensor_group import TensorGroup, sharded
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated
 
+from exo_mesh.domain.engine_speed import DIGEST_CHARS
 from exo_mesh.domain.fields import Absent, Cut, Only, Printable, Tidied
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS
 
 MAX_KEYS = 4
 """Most file keys of one KeptLayers: the keys of the last used files."""

@@ -13,7 +13,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.fields import Absent, Else, SentAs, Size
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.shared.settings import SharedSettings
+from exo_mesh.domain.shared_settings import SharedSettings
 
 TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import psutil
 
+from exo_mesh.domain.engine_speed import PROMPT_TOKENS, EngineSpeed, ForwardCost
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, EngineSpeed, ForwardCost
 from exo_mesh.engine.contract import EngineProvider, LoadRequest, Surveyor
 from exo_mesh.engine.measure import StageFeed
 from exo_mesh.errors import EngineError

@@ -19,8 +19,8 @@ import msgspec
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.device import Device
+from exo_mesh.domain.engine_speed import DIGEST_CHARS, EngineSpeed, ModelSpeeds, fastest_first
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, EngineSpeed, ModelSpeeds, fastest_first
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.machine.disk import Disk

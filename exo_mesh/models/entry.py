@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.cards.profile import CapabilityProfile
 

@@ -33,8 +33,8 @@ from exo_mesh.node.inspection.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.inspection.desk import Inspection
 from exo_mesh.node.inspection.otlp.exporter import TraceExporter
+from exo_mesh.node.inspection.service import InspectionService
 from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.serving.explanations import Explanation
@@ -65,7 +65,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, exporter)
+        self.inspection = InspectionService(settings, membership, hosting, serving, disk, self.health, exporter)
 
     def state(self) -> StateReport:
         """`view` (shared by all peers: peers, instances, view_digest), `telemetry` (per peer) and `health`."""

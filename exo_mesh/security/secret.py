@@ -1,7 +1,11 @@
-"""Creates the secret that all peers of a closed mesh share, reads it from a file, and refuses weak ones."""
+"""Creates the secret that all peers of a closed mesh share, reads it from a file, and refuses weak ones.
+
+The namespace, which separates meshes that share a network, is not secret, but people may put names into it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -78,3 +82,11 @@ def write_new(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text + "\n")
+
+
+DEFAULT_NAMESPACE = "default"
+
+
+def fingerprint(namespace: str) -> str:
+    """Eight hexadecimal digits that represent a namespace in logs, answers and on the screen."""
+    return hashlib.sha256(namespace.encode("utf-8", "replace")).hexdigest()[:8]

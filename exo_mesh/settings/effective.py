@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from exo_mesh.base.printable import quoted
-from exo_mesh.domain.shared.settings import MAX_TEXT_BYTES
+from exo_mesh.domain.shared_settings import MAX_TEXT_BYTES
 from exo_mesh.errors import InputError
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.spelling import did_you_mean

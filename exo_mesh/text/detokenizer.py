@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from exo_mesh.errors import ModelError
-from exo_mesh.text.panics import is_panic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -131,3 +130,9 @@ def _clean(text: str) -> str:
     for one in _LEFT_OUT:
         text = text.replace(one, one.strip())
     return text
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust library panicked, as a hostile tokenizer.json or grammar can make it. Its exception derives from
+    BaseException only, so `except Exception` does not catch it, and its class cannot be imported."""
+    return type(error).__name__ == "PanicException" and type(error).__module__ == "pyo3_runtime"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from exo_mesh.domain.embedding.spec import Pooling
-from exo_mesh.domain.embedding.tasks import LOGIT_SCORE, is_classifier, is_encoder
+from exo_mesh.domain.embedding import LOGIT_SCORE, Pooling, is_classifier, is_encoder
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.weights.model_files import (
     LENGTH_FILE,

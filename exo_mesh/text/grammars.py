@@ -10,10 +10,10 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
+from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.json_schema import SchemaError, standard_schema
-from exo_mesh.text.panics import is_panic
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits

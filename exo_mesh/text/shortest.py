@@ -7,7 +7,7 @@ from contextlib import suppress
 from re import _parser as regex_parser  # type: ignore[attr-defined]
 from typing import Any
 
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.text.json_schema import SchemaError, standard_schema
 from exo_mesh.text.schema_shapes import Analysis, Shape
 

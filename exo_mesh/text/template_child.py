@@ -26,8 +26,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.long_texts import LongTexts, slices
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded

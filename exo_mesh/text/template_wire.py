@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from exo_mesh.domain.grammar import GrammarKind
 from exo_mesh.domain.images import CHANNELS, MAX_PIXELS
+from exo_mesh.domain.request import GrammarKind
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
 

@@ -17,9 +17,8 @@ from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.text.built_in_templates import built_in_template
 from exo_mesh.text.completing import complete, may_change
 from exo_mesh.text.control_text import ChatPrompt, ControlTexts
-from exo_mesh.text.detokenizer import CleaningDetokenizer, Detokenizer
+from exo_mesh.text.detokenizer import CleaningDetokenizer, Detokenizer, is_panic
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
-from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.text.text_files import MAX_IDS, SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard

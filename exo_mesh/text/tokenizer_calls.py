@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from exo_mesh.domain.long_texts import slices
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, ModelError
 from exo_mesh.text.control_text import ChatPrompt
-from exo_mesh.text.panics import is_panic
+from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.template import MAX_LENGTH, TemplateTraits
 from exo_mesh.text.template_wire import (
     Answer,

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.domain.embedding.tasks import find_tasks
+from exo_mesh.domain.embedding import find_tasks
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import quantization_of, text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged

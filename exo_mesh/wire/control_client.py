@@ -25,7 +25,7 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.security.namespace import DEFAULT_NAMESPACE
+from exo_mesh.security.secret import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import Access, OwnCalls
 from exo_mesh.wire.channel_options import QUIET, QUIET_REPORTS
 from exo_mesh.wire.channels import method_of, open_channel

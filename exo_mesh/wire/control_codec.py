@@ -7,7 +7,7 @@ from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
-from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_TEXT_BYTES, SharedSetting, SharedSettings
+from exo_mesh.domain.shared_settings import MAX_COUNTER, MAX_TEXT_BYTES, SharedSetting, SharedSettings
 from exo_mesh.domain.stage import StageStatus
 from exo_mesh.domain.view import (
     MAX_FOREIGN_BYTES,

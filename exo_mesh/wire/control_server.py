@@ -12,7 +12,7 @@ import grpc.aio
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.security.namespace import DEFAULT_NAMESPACE
+from exo_mesh.security.secret import DEFAULT_NAMESPACE
 from exo_mesh.wire.call_access import CallGuard, host_of_peer
 from exo_mesh.wire.calls import PROBE_PATH, path_answer
 from exo_mesh.wire.channel_options import CONTROL_SERVER, bracketed

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import MeshError, OpenMeshError, TransportError
-from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
+from exo_mesh.security.secret import DEFAULT_NAMESPACE, fingerprint
 from exo_mesh.wire.call_access import PROOF_KEY, CallGuard, Rule, host_of_peer
 from exo_mesh.wire.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, StreamAnswer, UploadAnswer

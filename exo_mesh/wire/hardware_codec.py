@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from exo_mesh.domain.power.readings import VALUES, DeviceValues
+from exo_mesh.domain.power import VALUES, DeviceValues
 from exo_mesh.wire.message_codec import by_hand
 from exo_mesh.wire.proto import control_pb2 as pb
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, running_node
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import MODEL
 from tests.support.processes import clean_environ, eventually
@@ -82,17 +82,14 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         "REQUEST_LOG_PATH": "logs/requests.jsonl",
     }
     flags = [*FLAGS, "--models-dir", str(home.parent / "models"), "--engine-option", SPEED]
-    child = ChildNode(flags, home / "node.log", environ)
-    try:
-        server = Server(child, client_of(child.wait_ready(60)), home)
+    with running_node(home, flags, environ) as child:
+        server = Server(child, child.api, home)
         novel = server.start(
             CHAT + f""" -d '{{"model":"{NOVELIST}","messages":[{{"role":"user","content":"Write a novel"}}],"""
             """"max_tokens":99999}' | jq -r '.choices[0].finish_reason, .usage.completion_tokens'"""
         )
         server.api.post("/instance", {"model": MODEL, "context_limit": CONTEXT}, 60)
         yield server, novel
-    finally:
-        child.stop()
     with novel:  # also where no test has read what it says
         pass
 

@@ -23,7 +23,7 @@ from exo_mesh.api.core.texts import TextModels
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
-from exo_mesh.domain.embedding.tasks import DECODER_TASKS
+from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.domain.reports import HealthReport, InstanceReport, QueueReport, RunnerReport, StateReport, TopologyReport
 from exo_mesh.domain.request import (
@@ -47,9 +47,9 @@ from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.serving import calls as serving_calls
 from exo_mesh.rings.serving.explanations import Explanation, Explanations
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
-from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.kept_service import KeptService
 from exo_mesh.rings.serving.live import LiveStreams
-from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.rings.serving.stream_service import StreamService
 from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
@@ -293,12 +293,12 @@ class ScriptedRequests:
         return Neighbours("peer1", serving_calls.answers("peer1", nothing, self._mesh.live, self._mesh.answers))
 
     @property
-    def streams(self) -> StreamDesk:
-        return StreamDesk(self._neighbours(), self._mesh.live)
+    def streams(self) -> StreamService:
+        return StreamService(self._neighbours(), self._mesh.live)
 
     @property
-    def kept_answers(self) -> KeptDesk:
-        return KeptDesk(self._neighbours(), self._mesh.answers)
+    def kept_answers(self) -> KeptService:
+        return KeptService(self._neighbours(), self._mesh.answers)
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         self._mesh.requests.append(request)
@@ -468,6 +468,10 @@ class ScriptedInspection:
         self._mesh.deleted_traces.update(trace_ids or [row["trace_id"] for row in self.traces()])
         return {"deleted": before - len(self.traces()), "unreachable": []}
 
+    @property
+    def diagnostics(self) -> ScriptedInspection:
+        return self
+
     def node_timeline(self) -> list[dict[str, Any]]:
         return [{"at": at, "until": at, "phase": "idle", "runner": "i1[0:4]"} for at in (1.0, 2.0, 3.0)]
 
@@ -484,14 +488,14 @@ class ScriptedInspection:
         ]
         return {"instance": "i1", "cancelled": sum(cancelled), "unreachable": []}
 
-    async def diagnostics_of(self, peer: str = "") -> dict[str, Any]:
-        return {**self.diagnostics(), "node_id": self._mesh.peer_named(peer)}
+    async def of(self, peer: str = "") -> dict[str, Any]:
+        return {**self.own_diagnostics(), "node_id": self._mesh.peer_named(peer)}
 
-    def diagnostics(self) -> dict[str, Any]:
+    def own_diagnostics(self) -> dict[str, Any]:
         return {"node_id": "peer1", "requests": [{"request_id": one.request_id} for one in self._mesh.requests]}
 
-    async def cluster_diagnostics(self) -> dict[str, Any]:
-        return {"nodes": [self.diagnostics()], "unreachable": []}
+    async def cluster(self) -> dict[str, Any]:
+        return {"nodes": [self.own_diagnostics()], "unreachable": []}
 
     async def cluster_timeline(self) -> dict[str, Any]:
         return {"entries": [], "left_out": 0, "unreachable": []}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.api.app import build_app
-from exo_mesh.api.foreign.absent import ABSENT
+from exo_mesh.api.compat.absent import ABSENT
 from exo_mesh.api.routes import ROUTES
 from exo_mesh.domain.download import DownloadInfo, DownloadState, entry_of
 from tests.api.scripted_mesh import ScriptedMesh, Served

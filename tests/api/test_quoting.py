@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.api.quoting import MAX_QUOTED_CHARS, quoted
+from exo_mesh.api.errors import MAX_QUOTED_CHARS, quoted
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.domain.embedding.tasks import EMBEDDINGS, RERANK
+from exo_mesh.domain.embedding import EMBEDDINGS, RERANK
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.rings.serving.history import kind_of
 from tests.api.conftest import OPEN_ADMIN

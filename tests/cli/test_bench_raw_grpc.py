@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from exo_mesh.cli.bench.raw_grpc import raw_stream
-from exo_mesh.errors import TransportError
+from exo_mesh.errors import EngineError
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire.bare_stream import MESSAGE_BYTES
@@ -38,7 +38,7 @@ def test_the_receiver_ends_with_its_parent_and_a_dead_sender_is_an_error() -> No
         assert receiver.wait(30) == 0
     with raw_stream(None, None) as raw:
         assert raw.ping_pong(100, 2)[0] > 0
-        raw.child.kill()
-        raw.child.wait(30)
-        with pytest.raises(TransportError):
+        raw.child.process.kill()
+        raw.child.process.wait(30)
+        with pytest.raises(EngineError):
             raw.ping_pong(100, 2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.bench.rounds import merged
+from exo_mesh.cli.bench.result import merged
 from exo_mesh.cli.bench.scenario import Scenario, make_scenario, parse_scenario, scenario_of, shipped
 from exo_mesh.cli.bench.serve import add_flags
 from exo_mesh.cli.bench.serve_report import breakdown_table

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.cli.main import main
 from exo_mesh.settings.loading import load_settings
-from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, eventually, read_until, run, start
 
 NODE = [flag for flag in QUIET_FLAGS if flag not in ("--discovery", "none")]

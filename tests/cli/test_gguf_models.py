@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import ChildNode, running_node
 from exo_mesh.cli.verbs.run import _with_directory
 from exo_mesh.engine.registry import load_registry
 from tests.support.hub import LoopbackHub
@@ -47,13 +47,10 @@ def test_a_file_answers_by_its_path(tmp_path: Path, hub: LoopbackHub) -> None:
     home.mkdir()
     assert _with_directory({}, str(file)) == {"models_dir": [str(file.parent)]}, "for a node that run itself starts"
     flags = ["--name", "alpha", *FLAGS[:-2], "--models-dir", str(file.parent)]
-    node = ChildNode(flags, home / "log", clean_environ(home))
-    try:
-        here = ["--api-url", node.wait_ready(60)["api_url"]]
+    with running_node(home, flags, clean_environ(home)) as node:
+        here = ["--api-url", node.ready["api_url"]]
         asked = run(["run", str(file), "Count from 7 to 12.", *here], home)
         assert asked.stdout == "7, 8, 9, 10, 11, 12\n", asked.stderr
-    finally:
-        node.stop()
 
 
 @pytest.mark.parametrize("engine", ["numpy", "llamacpp"])

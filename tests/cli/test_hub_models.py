@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import running_node
 from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.hub import LoopbackHub
@@ -47,9 +47,8 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
     hub: LoopbackHub, environ: dict[str, str], home: Path
 ) -> None:
     home.mkdir()
-    node = ChildNode(FLAGS, home / "log", environ)
-    try:
-        here = ["--api-url", node.wait_ready(60)["api_url"]]
+    with running_node(home, FLAGS, environ) as node:
+        here = ["--api-url", node.ready["api_url"]]
         shown = run(["show", DEMO, *here], home).stdout
         assert "6.6 MB in 8 layers" in shown and "fits       yes: 1 peer" in shown, "before any weights are here"
         found = run(["search", "demo", *here], home).stdout
@@ -72,8 +71,6 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
             assert (refused.returncode, refused.stdout) == (exit_codes.FAILED, "") and complaint in refused.stderr
         stranger = run(["run", DEMO, "Hi", *here], home / "other")
         assert stranger.returncode == exit_codes.FAILED and "Downloading a model needs local rights" in stranger.stderr
-    finally:
-        node.stop()
 
 
 def test_offline_the_hub_is_not_asked(hub: LoopbackHub, environ: dict[str, str]) -> None:

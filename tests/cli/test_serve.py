@@ -19,7 +19,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of, running_node
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -289,11 +289,8 @@ def test_a_taken_default_port_is_replaced_and_said(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_without_an_api_there_is_none(tmp_path: Path) -> None:
-    child = ChildNode(["--no-api", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
-    try:
-        assert child.wait_ready(60)["api_url"] == ""
-    finally:
-        child.stop()
+    with running_node(tmp_path, ["--engine", "dummy", "--no-api"], clean_environ(tmp_path)) as child:
+        assert child.ready["api_url"] == ""
 
 
 @pytest.mark.parametrize(

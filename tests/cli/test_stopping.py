@@ -18,7 +18,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from tests.support.nodes import free_port
+from exo_mesh.cli.client.child_node import free_port
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ, eventually, run, start
 
 FLAGS = ["--api-port", "0", "--log-format", "json", "--engine-option", "cost_ms=20", *QUIET_FLAGS]

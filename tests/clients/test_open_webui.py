@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from tests.support.peers import MODEL, Peer
 from tests.support.processes import eventually
 
@@ -49,12 +49,6 @@ OFFLINE = {
 }
 NO_TOOLS = {"DEFAULT_MODEL_METADATA": '{"capabilities": {"builtin_tools": false}}'}
 """Open WebUI offers the model more than ten tools of its own otherwise; the demo model knows two."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_healthy(url: str) -> bool:

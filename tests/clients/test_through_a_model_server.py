@@ -16,8 +16,8 @@ from openai import OpenAI
 pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: pip install xllamacpp gguf")
 pytest.importorskip("gguf", reason="gguf is not installed: pip install xllamacpp gguf")
 
+from exo_mesh.cli.client.child_node import free_port
 from tests.clients.test_clients import example
-from tests.support.nodes import free_port
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 from tests.support.tiny_gguf import RealLlamaServer, write_tiny_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.domain.base_path import base_path
+from exo_mesh.domain.addresses import base_path
 
 ENDINGS = ("", "/", "//", "/v1", "/v1/", "//v1//", "/v1/models", "/v1/chat/completions", "/v1/completions/")
 ENDINGS += ("/v1/responses", "/v1/embeddings", "/v1/messages")

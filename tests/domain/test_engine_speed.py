@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.speed.engine_speed import (
+from exo_mesh.domain.engine_speed import (
     ANSWER_TOKENS,
     FRAME_S,
     EngineSpeed,

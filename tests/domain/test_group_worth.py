@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.group_worth import GroupTimes, group_verdict
+from exo_mesh.domain.group_placement import GroupTimes, group_verdict
 
 # a 70B model in 4 bits on two Macs: 80 layers of 0.5 GB over 800 GB/s, Thunderbolt 5 with 25 us and 8 GB/s
 MACS = GroupTimes(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo_mesh.base.printable import counted
-from exo_mesh.domain.partition import largest_that_fit, split_layers
+from exo_mesh.domain.fitting import largest_that_fit, split_layers
 from exo_mesh.errors import PlacementError
 
 GB = 10**9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
+from exo_mesh.domain.power import MachineEnergy, RingCounts, RingEnergy
 
 
 def machines(**energy_j: float) -> dict[str, MachineEnergy]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.shared.settings import MAX_SETTINGS, MAX_TEXT_BYTES, SharedSetting, SharedSettings
+from exo_mesh.domain.shared_settings import MAX_SETTINGS, MAX_TEXT_BYTES, SharedSetting, SharedSettings
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.errors import TransportError
 from exo_mesh.wire.control_codec import record_from_proto, record_to_proto, settings_from_proto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.domain.staging import GRACE_S, StagedCopy, surplus
+from exo_mesh.domain.on_disk import GRACE_S, StagedCopy, surplus
 
 GIB = 2**30
 NOW = 10_000.0

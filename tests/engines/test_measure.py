@@ -134,7 +134,7 @@ def test_a_child_takes_work_as_long_as_it_is_asked_and_refuses_nonsense(model_di
 
 def test_a_child_that_hangs_is_given_up_and_ended() -> None:
     with pytest.raises(EngineError, match="in time"), MeasuringChild([sys.executable, "-c", "input()"], 0.2) as child:
-        process = psutil.Process(child._process.pid)
+        process = psutil.Process(child.process.pid)
         child.read()
     assert not process.is_running()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.domain.power.readings import HardwareReading
+from exo_mesh.domain.power import HardwareReading
 from exo_mesh.machine.power.energy_meter import EnergyMeter
 from exo_mesh.machine.power.meter import read_files
 from exo_mesh.machine.power.system_files import (

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.exposition import generate_latest
 
 from exo_mesh.base.telemetry.metrics import Metrics
-from exo_mesh.domain.power.readings import NO_HARDWARE, DeviceValues
+from exo_mesh.domain.power import NO_HARDWARE, DeviceValues
 from exo_mesh.machine.accelerator_readings import read_machine
 from exo_mesh.machine.power.meter import STALE_S, HardwareMeter, SystemLoad, machine_digest
 from exo_mesh.machine.power.nvidia import NvidiaReader

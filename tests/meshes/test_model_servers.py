@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.errors import MeshError
 from tests.support.fake_openai import MODEL as SERVED
 from tests.support.fake_openai import FakeProcess, text_after
-from tests.support.nodes import free_port
 from tests.support.peers import Peer, chat_body, mesh, text_of
 from tests.support.processes import eventually
 

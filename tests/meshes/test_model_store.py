@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain import staging
+from exo_mesh.domain import on_disk
 from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.node.node import Node
 from exo_mesh.node.store_service import StoreService
@@ -121,7 +121,7 @@ async def test_all_staged_copies_go_within_seconds_of_a_deletion(tmp_path: Path,
 async def test_the_store_fetches_for_all_what_it_does_not_have(
     tmp_path: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "GRACE_S", 0.0)
+    monkeypatch.setattr(on_disk, "GRACE_S", 0.0)
     (tmp_path / "store").mkdir()
     weights = sum(file.stat().st_size for file in (tmp_path / "tiny").glob("*.safetensors"))
     async with started(tmp_path, "a") as a, started(tmp_path, "b", a, store_keep_gb=0) as b:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import client_of, running_node
 from tests.support.hub import LoopbackHub
 from tests.support.processes import clean_environ
 
@@ -43,9 +43,8 @@ def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path) -> None:
     with LoopbackHub() as hub:
         hub.add(DEMO, Path(str(resources.files("exo_mesh.weights") / "shipped" / "exo-mesh-demo")))
         environ = {**clean_environ(home), **hub.environment, "HF_HOME": str(home / "hf")}
-        node = ChildNode(FLAGS, home / "log", environ)
-        try:
-            ready = node.wait_ready(60)
+        with running_node(home, FLAGS, environ) as node:
+            ready = node.ready
             token = client_of(ready).local_token()
             status, (refused,) = call(ready, "POST", "/api/pull", {"model": DEMO})
             assert status == 403 and "changes an open mesh" in refused["error"]
@@ -65,5 +64,3 @@ def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path) -> None:
             assert DEMO not in names(ready)
             status, lines = call(ready, "POST", "/api/pull", {"model": "org/none", "stream": False}, token=token)
             assert status == 404 and 'there is no model "org/none"' in lines[0]["error"]
-        finally:
-            node.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import running_node
 from tests.support.hub import LoopbackHub
 from tests.support.peers import chat_body, text_of
 from tests.support.processes import QUIET_FLAGS, clean_environ
@@ -28,9 +28,8 @@ def test_a_request_outlasts_a_fetch_that_takes_longer_than_every_limit(tmp_path:
     with LoopbackHub() as hub:
         hub.add(DEMO, Path(str(resources.files("exo_mesh.weights") / "shipped" / "exo-mesh-demo")))
         environ = {**clean_environ(home), **hub.environment, "HF_HOME": str(home / "hf")}
-        node = ChildNode(FLAGS, home / "log", environ)
-        try:
-            api = client_of(node.wait_ready(60))
+        with running_node(home, FLAGS, environ) as node:
+            api = node.api
             api.get(f"/instance/previews?model={DEMO}", 60)  # headers come fast, so that the test is not longer
             hub.faults.pause_s = 0.3  # for each of some 120 pieces, 8 at once
             body = chat_body("Count from 7 to 12.", model=DEMO)
@@ -45,8 +44,6 @@ def test_a_request_outlasts_a_fetch_that_takes_longer_than_every_limit(tmp_path:
                 )
                 answer = "".join(event["choices"][0]["delta"].get("content") or "" for event in stream)
                 assert answer == "7, 8, 9, 10, 11, 12" == text_of(plain.result())
-        finally:
-            node.stop()
     told = [(at, found) for at, text in comments if (found := re.fullmatch(r"fetching (\d+) % of \d+ MB", text))]
     shares = [int(found[1]) for _, found in told]
     assert told[-1][0] - began > LIMIT_S, comments

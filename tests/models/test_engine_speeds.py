@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path
 
 from exo_mesh.domain.device import Device
+from exo_mesh.domain.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk

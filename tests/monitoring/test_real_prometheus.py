@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.dashboards import MONITORING, filled_in, targets

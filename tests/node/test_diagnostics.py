@@ -36,11 +36,11 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
         assert {"loading", "listening", "ready", "linked"} <= set(phases(runner))
         assert "SIGKILL" in runner["phases"][-2]["detail"] and runner["ended"]
         for node in nodes:
-            merged = await node.inspection.cluster_timeline()
+            merged = await node.inspection.diagnostics.cluster_timeline()
             times = [entry["at"] for entry in merged["entries"]]
             assert times == sorted(times) and merged["unreachable"] == []
             assert {entry["node"] for entry in merged["entries"]} == {one.node_id for one in nodes}
-        whole = await nodes[1].inspection.cluster_diagnostics()
+        whole = await nodes[1].inspection.diagnostics.cluster()
         assert {one["node_id"] for one in whole["nodes"]} == {node.node_id for node in nodes}
         assert all(one["processes"] and one["resources"]["disk"]["free_bytes"] for one in whole["nodes"])
         assert "77, 78, 79" not in json.dumps(whole), "no prompt, not even as ids"
@@ -50,17 +50,19 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
 async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         await crash(nodes[1])
-        whole = await nodes[0].inspection.cluster_diagnostics()
+        whole = await nodes[0].inspection.diagnostics.cluster()
         assert [one["node_id"] for one in whole["nodes"]] == [nodes[0].node_id]
         assert [one["id"] for one in whole["unreachable"]] == [nodes[1].node_id]
         await until(lambda: not nodes[0].membership.peers)
-        assert (await nodes[0].inspection.cluster_timeline())["unreachable"][0]["why"].startswith("no answer for")
+        assert (await nodes[0].inspection.diagnostics.cluster_timeline())["unreachable"][0]["why"].startswith(
+            "no answer for"
+        )
         shown = {one.id: one for one in nodes[0].observation.health().peer_health}
         assert shown[nodes[1].node_id].level == "failed"
         assert shown[nodes[1].node_id].reasons[0].code == "unreachable"
         with pytest.raises(UnknownPeerError):
-            await nodes[0].inspection.diagnostics_of(nodes[1].node_id)
-        own = await nodes[0].inspection.diagnostics_of(nodes[0].node_id[:6])
+            await nodes[0].inspection.diagnostics.of(nodes[1].node_id)
+        own = await nodes[0].inspection.diagnostics.of(nodes[0].node_id[:6])
         assert own["node_id"] == nodes[0].node_id
 
 

@@ -18,7 +18,7 @@ CALLS: dict[str, Callable[[Node, str], Awaitable[Any]]] = {
     "drain": lambda node, peer: node.peers.drain(peer, on=False),
     "log": lambda node, peer: node.peers.log(peer, 3),
     "wake": lambda node, peer: node.peers.sleeps.wake(peer),
-    "diagnostics": lambda node, peer: node.inspection.diagnostics_of(peer),
+    "diagnostics": lambda node, peer: node.inspection.diagnostics.of(peer),
     "capture": lambda node, peer: node.inspection.capture(peer, "no-such-runner"),
     "cancel of a runner": lambda node, peer: node.inspection.cancel_runner(peer, "no-such-runner"),
     "cancel of a download": lambda node, peer: node.models.cancel_download(peer, "m"),

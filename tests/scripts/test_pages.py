@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli.main import VERBS
-from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
+from exo_mesh.cli.model_verbs import module_of
 from exo_mesh.cli.parser import Parser
-from exo_mesh.domain.partition import split_layers
+from exo_mesh.domain.fitting import split_layers
 from tools.bench.__main__ import main as bench_main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def test_every_command_of_a_page_has_a_verb_and_flags_that_exist(page: str) -> N
         verb, *rest = words if words and not words[0].startswith("-") else ["serve", *words]
         if verb == "VERB":
             continue
-        assert verb in {*VERBS, *MODEL_VERBS}, words
+        assert verb in VERBS, words
         parser = Parser(prog=verb)
         importlib.import_module(module_of(verb)).add_arguments(parser)
         known = set(parser._option_string_actions)

@@ -13,7 +13,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import client_of, running_node
 from exo_mesh.cli.main import main
 from exo_mesh.errors import MeshError
 from exo_mesh.security.local_token import FILE_NAME, PREFIX, is_token, read_token, take_token
@@ -134,9 +134,8 @@ def test_the_client_shows_it_to_its_own_node_only(tmp_path: Path, monkeypatch: p
 @pytest.mark.extended
 def test_the_command_line_of_this_machine_may_change_an_open_mesh_and_others_may_not(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    node = ChildNode(["--api-port", "0", *QUIET_FLAGS], tmp_path / "log", clean_environ(home))
-    try:
-        ready = node.wait_ready(60)
+    with running_node(home, ["--engine", "dummy"], clean_environ(home)) as node:
+        ready = node.ready
         assert "may read and chat" in ready["access"]
         stranger = ApiClient(ready["api_url"], tmp_path / "other")
         with pytest.raises(MeshError, match="--open-admin"):
@@ -147,8 +146,6 @@ def test_the_command_line_of_this_machine_may_change_an_open_mesh_and_others_may
         assert run(["drain", "--api-url", ready["api_url"]], tmp_path / "other").returncode == 1
         assert run(["drain", "--api-url", ready["api_url"], "--home", str(home)], tmp_path / "other").returncode == 0
         assert run(["drain", "--undo", "--api-url", ready["api_url"]], home).returncode == 0
-    finally:
-        node.stop()
     token = read_token(home)
     assert token and token not in node.log_path.read_text(), "what it writes may be kept"
     assert not list((home / "listening").iterdir())

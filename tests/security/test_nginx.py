@@ -16,13 +16,13 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.cli.client.child_node import ChildNode
+from exo_mesh.cli.client.child_node import running_node
 from exo_mesh.security.local_token import PREFIX, read_token
 from exo_mesh.security.secret import new_secret, write_new
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.security.test_api_tls import write_pair
 from tests.support.nginx import NGINX, nginx, shipped_nginx
-from tests.support.processes import QUIET_FLAGS, clean_environ
+from tests.support.processes import clean_environ
 from tests.support.raw_upstream import raw_upstreams
 from tests.text.text_models import write_text_model
 
@@ -90,15 +90,12 @@ async def test_a_stranger_behind_nginx_is_no_admin_of_a_real_node(tmp_path: Path
     home = tmp_path / "home"
     write_new(tmp_path / "secret", new_secret())
     secret = ["--secret-file", str(tmp_path / "secret")] if mesh == "closed" else []
-    node = ChildNode(["--api-port", "0", *secret, *QUIET_FLAGS], tmp_path / "log", clean_environ(home))
-    try:
-        api_url = node.wait_ready(60)["api_url"]
+    with running_node(home, ["--engine", "dummy", *secret], clean_environ(home)) as node:
+        api_url = node.ready["api_url"]
         assert urlsplit(api_url).hostname == "127.0.0.1"
         with shipped_nginx(tmp_path / "nginx", [urlsplit(api_url).netloc]) as proxy:
             assert await statuses(proxy.url) == STRANGER[mesh]
             assert await statuses(proxy.url, read_token(home)) == [200, 200, 200, 404]
-    finally:
-        node.stop()
 
 
 async def test_the_tls_variant_tells_nodes_that_the_client_used_https(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of, free_port
 from exo_mesh.mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security.datagrams import MAGIC, Seal
 from exo_mesh.security.secret import new_secret, write_new
-from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 
 pytestmark = [

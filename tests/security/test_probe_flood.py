@@ -14,12 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of, free_port, running_node
 from exo_mesh.security.probe_seal import OPEN, SEALED, ProbeSeal, seal_with
 from exo_mesh.security.secret import new_secret
 from exo_mesh.wire.probes.messages import ProbeQuestion, encode_question, new_token
 from exo_mesh.wire.proto import control_pb2 as pb
-from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 
 COUNT = 30_000
@@ -112,12 +111,9 @@ def test_a_flood_of_a_nodes_port_for_probes_harms_nobody(nodes: list[FloodedNode
 
 @pytest.mark.parametrize(("flags", "is_open"), [((), True), (("--no-probe-datagrams",), False)])
 def test_a_setting_keeps_the_port_for_probes_closed(tmp_path: Path, flags: tuple[str, ...], is_open: bool) -> None:
-    node = ChildNode([*QUIET_FLAGS, "--api-port", "0", *flags], tmp_path / "log", clean_environ(tmp_path))
-    try:
-        host, _, port = node.wait_ready(60)["grpc_address"].rpartition(":")
+    with running_node(tmp_path / "home", ["--engine", "dummy", *flags], clean_environ(tmp_path)) as node:
+        host, _, port = node.ready["grpc_address"].rpartition(":")
         assert can_bind(host, int(port)) is not is_open
-    finally:
-        node.stop()
 
 
 def can_bind(host: str, port: int) -> bool:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, client_of
+from exo_mesh.cli.client.child_node import ChildNode, client_of, running_node
 from exo_mesh.security.secret import new_secret, write_new
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, read_until, run, start
 
@@ -103,9 +103,8 @@ def test_strangers_on_the_network_need_a_key(secret: str, tmp_path: Path) -> Non
     home = tmp_path / "gamma"
     home.mkdir()
     flags = ["--api-port", "0", "--secret-file", str(tmp_path / "secret"), *QUIET_FLAGS]
-    child = ChildNode(flags, home / "log", clean_environ(home))
-    try:
-        url = child.wait_ready(60)["api_url"]
+    with running_node(home, flags, clean_environ(home)) as child:
+        url = child.ready["api_url"]
         assert run(["status", "--api-url", url], home).returncode == 0
         assert run(["status", "--api-url", url, "--home", str(tmp_path)], home).returncode == 1
         refused = run(["ps", "--api-url", url, "--home", str(tmp_path)], home)
@@ -120,8 +119,6 @@ def test_strangers_on_the_network_need_a_key(secret: str, tmp_path: Path) -> Non
                 client.post("/instance", {"model": "exo-mesh-demo"})
         finally:
             del os.environ["EXO_MESH_API_KEY"]
-    finally:
-        child.stop()
 
 
 @pytest.mark.extended
@@ -129,8 +126,5 @@ def test_a_readable_secret_file_is_warned_about(secret: str, tmp_path: Path) -> 
     (tmp_path / "secret").chmod(0o644)
     flags = ["--api-port", "0", "--secret-file", str(tmp_path / "secret"), *QUIET_FLAGS]
     (tmp_path / "home").mkdir()
-    child = ChildNode(flags, tmp_path / "log", clean_environ(tmp_path / "home"))
-    try:
-        assert any("chmod 600" in note for note in child.wait_ready(60)["notes"])
-    finally:
-        child.stop()
+    with running_node(tmp_path / "home", flags, clean_environ(tmp_path / "home")) as child:
+        assert any("chmod 600" in note for note in child.ready["notes"])

@@ -16,14 +16,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from exo_mesh.domain import fields as marks
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
-from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding import EmbedSpec
+from exo_mesh.domain.engine_speed import EngineSpeed, ForwardCost
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.power.readings import VALUES, DeviceValues
+from exo_mesh.domain.power import VALUES, DeviceValues
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget, TokenEvent, TokenLogprob
 from exo_mesh.domain.shard import KeptLayers, Shard
-from exo_mesh.domain.shared.settings import SharedSetting, SharedSettings
-from exo_mesh.domain.speed.engine_speed import EngineSpeed, ForwardCost
+from exo_mesh.domain.shared_settings import SharedSetting, SharedSettings
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.domain.view import Record, RecordKey
 from exo_mesh.wire.control_codec import encoded, record_from_proto, record_to_proto

@@ -26,7 +26,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

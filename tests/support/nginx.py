@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_mesh.cli.balancing.writing import Upstream, upstream_text
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from tests.support.processes import eventually
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from tests.support.dashboards import MONITORING
 from tests.support.processes import eventually
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from tests.support.nginx import NGINX, SHIPPED, shipped_nginx
 from tests.support.processes import eventually
 

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.node.node import Node
-from tests.support.nodes import SLOW, Machine, free_port, knows_all, make_node, until
+from tests.support.nodes import SLOW, Machine, knows_all, make_node, until
 from tests.support.relays import SECOND, Relay
 
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import SLICE_LENGTH, ChatPrompt, ControlTexts
-from exo_mesh.text.panics import is_panic
+from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.text_guard import TextGuard
 from tests.text.chat_templates import TEMPLATES

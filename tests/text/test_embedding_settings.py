@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import BertProcessing
 
-from exo_mesh.domain.embedding.tasks import find_tasks, why_not
+from exo_mesh.domain.embedding import find_tasks, why_not
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.embedding import EmbeddingSettings, read_embedding_settings
 from exo_mesh.text.tokenizer import TextModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
+from exo_mesh.domain.request import GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import MAX_BYTES, lark_of
 from tests.text.checked_grammars import check_grammar

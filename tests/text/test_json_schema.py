@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.json_schema import SchemaError, standard_schema
 from exo_mesh.text.schema_shapes import Analysis

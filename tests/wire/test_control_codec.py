@@ -11,7 +11,7 @@ from exo_mesh.domain import device as limits
 from exo_mesh.domain.device import Device, EngineInfo, EntryRequests, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
+from exo_mesh.domain.power import AcceleratorReading, DeviceValues, HardwareReading
 from exo_mesh.domain.shard import MAX_KEPT, KeptLayers, Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, ForeignInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.wire import control_codec as codec

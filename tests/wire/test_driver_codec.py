@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import (
     GenerateRequest,
+    GrammarSpec,
     PromptLogprob,
     PromptLogprobs,
     SamplingParams,

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import pytest
 import uvloop
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.security.probe_seal import SEALED, ProbeSeal
 from exo_mesh.wire.probes.messages import ProbeAnswer, decode, encode_answer
 from exo_mesh.wire.probes.port import ProbePort
 from exo_mesh.wire.probes.udp_socket import MAX_IN_WINDOW, Address, UdpSocket, listening
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.mesh.membership.meshes import until
-from tests.support.nodes import free_port
 
 HOUR_S = 3600.0
 SHORT_S = 0.001

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.speed.engine_speed import MAX_ENGINES, MAX_MODELS, EngineSpeed, ForwardCost, ModelSpeeds
+from exo_mesh.domain.engine_speed import MAX_ENGINES, MAX_MODELS, EngineSpeed, ForwardCost, ModelSpeeds
 from exo_mesh.wire.control_codec import peer_from_proto, peer_to_proto
 from exo_mesh.wire.proto import control_pb2 as pb
 

@@ -15,7 +15,7 @@ from exo_mesh_torch.calls import cache_argument
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
-from exo_mesh.domain.embedding.tasks import is_encoder
+from exo_mesh.domain.embedding import is_encoder
 from tools.architectures.outcome import Outcome
 from tools.architectures.torch_configs import causal_families, tiny_settings
 from tools.architectures.torch_families import NUM_LAYERS

@@ -27,37 +27,20 @@ python -m tools.bench against-mlx-server    what exo-mesh bench serve does, besi
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 
 from exo_mesh.base.telemetry.logs import setup_logging
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
-from tools.bench import (
-    at_once,
-    busy,
-    collectives,
-    copying,
-    entry,
-    first_token,
-    grammar,
-    group,
-    idle,
-    lap,
-    llama,
-    llama_load,
-    llama_ring,
-    mlx_server,
-    predictions,
-    prefix,
-    quantised,
-    router,
-    sampling,
-    shared,
-    start,
-    templates,
-    vectors,
-)
+
+BENCHES = (
+    "at_once", "busy", "collectives", "copying", "entry", "first_token", "grammar", "group", "idle", "lap", "llama",
+    "llama_load", "llama_ring", "mlx_server", "predictions", "prefix", "quantised", "router", "sampling", "shared",
+    "start", "templates", "vectors",
+)  # fmt: skip
+"""The modules of this package that are benchmarks."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,29 +48,8 @@ def main(argv: Sequence[str]) -> int:
     setup_logging(level="error")
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    at_once.add_parser(subparsers)
-    busy.add_parser(subparsers)
-    collectives.add_parser(subparsers)
-    copying.add_parser(subparsers)
-    entry.add_parser(subparsers)
-    first_token.add_parser(subparsers)
-    grammar.add_parser(subparsers)
-    group.add_parser(subparsers)
-    idle.add_parser(subparsers)
-    lap.add_parser(subparsers)
-    llama.add_parser(subparsers)
-    llama_load.add_parser(subparsers)
-    llama_ring.add_parser(subparsers)
-    mlx_server.add_parser(subparsers)
-    predictions.add_parser(subparsers)
-    prefix.add_parser(subparsers)
-    quantised.add_parser(subparsers)
-    router.add_parser(subparsers)
-    sampling.add_parser(subparsers)
-    shared.add_parser(subparsers)
-    start.add_parser(subparsers)
-    templates.add_parser(subparsers)
-    vectors.add_parser(subparsers)
+    for name in BENCHES:
+        importlib.import_module(f"tools.bench.{name}").add_parser(subparsers)
     try:
         args = parser.parse_all(argv)
         run: Callable[..., int] = args.run

@@ -11,32 +11,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.errors import DeadlineError, MeshError
+from tools.bench.sides import hogs
 
 READY_S, JOIN_S = 300.0, 120.0
 BAR_S = 30.0
 """From the moment in which the last node is ready."""
 POLL_S = 0.25
-
-
-@contextlib.contextmanager
-def busy_processes(number: int) -> Iterator[None]:
-    """Runs processes that compute without end."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-        for loop in loops:
-            loop.wait()
 
 
 def wait_for_one_mesh(mesh: LocalMesh, begin: float) -> None:
@@ -64,13 +49,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     begin = time.monotonic()
-    with busy_processes(args.busy), local_mesh(args.nodes, ["--engine", "dummy"], "at-once", api_port=0) as mesh:
-        mesh.ready = [child.wait_ready(READY_S) for child in mesh.children]
+    with hogs(args.busy), local_mesh(args.nodes, ["--engine", "dummy"], "at-once", api_port=0) as mesh:
+        for child in mesh.children:
+            child.wait_ready(READY_S)
         ready = time.monotonic()
         print(f"{args.nodes} nodes are ready after {ready - begin:.1f} s", flush=True)
         wait_for_one_mesh(mesh, ready)
         joined_s = time.monotonic() - ready
-        logs = [child.log_path.read_text(errors="replace") for child in mesh.children]
+        logs = [child.log for child in mesh.children]
     wrong = sum(log.count(" is dead") for log in logs)
     print(f"one mesh {joined_s:.1f} s later; the bar is {BAR_S:g} s. {wrong} log lines take a living node for dead")
     return int(joined_s > BAR_S)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,9 +20,9 @@ from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.measuring import MeasuringChild, engine_command
 from exo_mesh.cli.tables import print_json
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
+from tools.bench.sides import hogs
 
 DEADLINE_S = 900.0
-HOG = "while True: pass"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -85,17 +83,3 @@ def _turns(children: Mapping[str, MeasuringChild], prompt: int, steps: int, turn
                 prefill[way].append(prompt / answer["prefill_s"])
                 decode[way].append(answer["num_steps"] / answer["decode_s"])
     return {way: {"prefill": median(prefill[way]), "decode": median(decode[way])} for way in children}
-
-
-@contextlib.contextmanager
-def hogs(number: int) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
-    """Processes that compute until the end of the block."""
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        started.extend(subprocess.Popen([sys.executable, "-S", "-c", HOG]) for _ in range(number))
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()

@@ -15,7 +15,6 @@ import contextlib
 import random
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop
+from exo_mesh.cli.bench.measuring import LineChild
 from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.errors import EngineError
 from exo_mesh.security.secret import new_secret
@@ -33,7 +33,7 @@ from tools.bench.copy_child import FILE, copy_once, credentials, tls_of
 
 NEEDED_SHARE, MOST_ITL_RATIO = 0.5, 1.3
 PIECE_BYTES = 2**20
-PLACE_DEADLINE_S = 60.0
+PLACE_DEADLINE_S = ANSWER_S = 60.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,31 +68,20 @@ def _write(model_dir: Path, size: int) -> int:
 
 
 @contextlib.contextmanager
-def _child(*words: str, secret: str = "") -> Iterator[subprocess.Popen[str]]:
+def _child(*words: str, secret: str = "") -> Iterator[LineChild]:
     command = [sys.executable, "-m", "tools.bench.copy_child", *words]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None
-        try:
-            child.stdin.write(f"{secret}\n")
-            child.stdin.flush()
-            yield child
-        finally:
-            child.stdin.close()
-            child.terminate()
+    with LineChild(command, "a process of the benchmark") as child:
+        child.tell(secret)
+        yield child
 
 
-def _end(reader: subprocess.Popen[str]) -> int:
-    assert reader.stdin is not None
-    reader.stdin.close()
-    return _line(reader)
+def _number(child: LineChild) -> int:
+    return int(child.line(ANSWER_S))
 
 
-def _line(child: subprocess.Popen[str]) -> int:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if not line:
-        raise EngineError("a process of the benchmark ended unexpectedly")
-    return int(line)
+def _end(reader: LineChild) -> int:
+    reader.end()
+    return _number(reader)
 
 
 def _plain_copy(port: int, size: int, target: Path) -> None:
@@ -110,9 +99,9 @@ def _speed(args: argparse.Namespace, place: Path, size: int) -> int:
     secret, model_dir = new_secret(), place / "source"
     tls = tls_of(credentials(secret))
     with contextlib.ExitStack() as stack:
-        plain = _line(stack.enter_context(_child("plain", str(model_dir / FILE))))
-        opened = _line(stack.enter_context(_child("serve", str(model_dir))))
-        closed = _line(stack.enter_context(_child("serve", str(model_dir), secret=secret)))
+        plain = _number(stack.enter_context(_child("plain", str(model_dir / FILE))))
+        opened = _number(stack.enter_context(_child("serve", str(model_dir))))
+        closed = _number(stack.enter_context(_child("serve", str(model_dir), secret=secret)))
         ways: dict[str, Callable[[Path], None]] = {
             "plain TCP": lambda target: _plain_copy(plain, size, target),
             "file server, open": lambda target: copy_once(opened, size, target, None),
@@ -171,7 +160,7 @@ def _copying(place: Path, size: int, secret: str, *, is_busy: bool) -> Iterator[
     target, busy = place / "target", ["--busy"] if is_busy else []
     target.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
-        port = _line(stack.enter_context(_child("serve", str(place / "source"), *busy, secret=secret)))
+        port = _number(stack.enter_context(_child("serve", str(place / "source"), *busy, secret=secret)))
         words = ["read", str(target), "--port", str(port), "--size", str(size), *busy]
         reader = stack.enter_context(_child(*words, secret=secret))
         while not (target.exists() and target.stat().st_size):

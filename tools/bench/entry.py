@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,10 +23,10 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.client.child_node import client_of, own_environ, start_node
+from tools.bench.sides import add_against, cpu_s, node_of, sides
 
 MODEL = "exo-mesh-demo"
-READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
+PLACE_S, RUN_S = 60.0, 120.0
 HEALTH_EVERY_S = 0.005
 CHILD_START_S = 1.0
 """Time for the process that asks for /healthz to import what it needs."""
@@ -97,11 +95,6 @@ def health_watch(host: str, port: int, found: list[float]) -> Iterator[None]:
         child.join()
 
 
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
 def measure(url: str, node: psutil.Process, streams: int, tokens: int, *, with_health: bool = False) -> Figures:
     """Runs the streams. with_health: ask for /healthz meanwhile."""
     host, port = url.removeprefix("http://").split(":")
@@ -127,19 +120,11 @@ async def run_streams(host: str, port: int, node: psutil.Process, streams: int, 
 
 def once(checkout: Path, streams: int, tokens: int, *, with_health: bool) -> Figures:
     """Starts a node, warms it up, and measures. checkout: whose code runs."""
-    environ = own_environ(PYTHONPATH=f"{checkout}{os.pathsep}{checkout / 'engines'}")
-    # `python -m` searches the working directory first
-    with tempfile.TemporaryDirectory() as home, contextlib.chdir(checkout):
-        child = start_node(Path(home), ["--engine", "dummy", "--max-queued", "4096"], environ)
-        try:
-            ready = child.wait_ready(READY_S)
-            api = client_of({"tls_cert": None, **ready, "home": home})  # an older checkout does not report both
-            api.post("/instance", {"model": MODEL}, PLACE_S)
-            node = psutil.Process(child.pid)
-            measure(ready["api_url"], node, streams, 20)
-            return measure(ready["api_url"], node, streams, tokens, with_health=with_health)
-        finally:
-            child.stop()
+    with node_of(checkout, ["--engine", "dummy", "--max-queued", "4096"]) as child:
+        child.api.post("/instance", {"model": MODEL}, PLACE_S)
+        node = psutil.Process(child.pid)
+        measure(child.url, node, streams, 20)
+        return measure(child.url, node, streams, tokens, with_health=with_health)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -147,18 +132,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=900, help="tokens of each stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure its code in turns with this one's")
+    add_against(parser)
     parser.add_argument("--healthz", action="store_true", help="ask for /healthz meanwhile")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    sides = {"this": Path(__file__).parents[2]}
-    if args.against:
-        sides["against"] = args.against.resolve()
-    runs: dict[str, list[Figures]] = {side: [] for side in sides}
+    checkouts = sides(args.against)
+    runs: dict[str, list[Figures]] = {side: [] for side in checkouts}
     for _ in range(args.rounds):
-        for side, checkout in sides.items():
+        for side, checkout in checkouts.items():
             figures = once(checkout, args.streams, args.tokens, with_health=args.healthz)
             runs[side].append(figures)
             cpu = f"node {figures.node_us:.0f} us, runner {figures.runner_us:.0f} us"

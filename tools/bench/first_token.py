@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import DeadlineError, EngineError, MeshError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint

@@ -14,25 +14,19 @@ import json
 import statistics
 import tempfile
 import time
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
-from exo_mesh.domain.footprint import POOL_TOKENS
-from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import error_from_code
-from exo_mesh.wire.calls import GENERATE
-from exo_mesh.wire.channels import method_of, open_channel
-from exo_mesh.wire.plan_codec import ballot_to_proto
-from exo_mesh.wire.proto import driver_pb2 as pb
+from exo_mesh.cli.bench.local_ring import LocalRunner, even_plan, local_ring, ring_request
+from exo_mesh.domain.request import GrammarSpec
+from exo_mesh.wire.driver_connection import Ask
 
 STAGES, COST_MS, VOCAB, TOKENS, ROUNDS = 4, 10, 128_000, 256, 5
 DEADLINE_S = 120.0
 KINDS = ("none", "text", "records")
-BALLOT = Ballot(1, "bench")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -87,12 +81,7 @@ def schema(number: int, kind: str) -> str:
 
 async def measure(model_dir: Path, rounds: int) -> None:
     """Prints one line for 1 stream and one for 16."""
-    cuts = [8 * index // STAGES for index in range(STAGES + 1)]
-    stages = tuple(
-        StagePlan(f"bench{i}", "dummy", Shard("bench", start, stop, 8), 0)
-        for i, (start, stop) in enumerate(pairwise(cuts))
-    )
-    plan = Plan("bench", BALLOT, "bench", "", stages, 8192, PlanInputs((), "memory", STAGES), POOL_TOKENS)
+    plan = even_plan("dummy", 8, STAGES, 8192)
     async with local_ring(plan, model_dir, {"cost_ms": str(COST_MS)}) as runners:
         for streams in (1, 16):
             figures: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
@@ -117,32 +106,21 @@ def _show(streams: int, figures: dict[str, list[tuple[float, float]]]) -> None:
 async def _round(runners: list[LocalRunner], streams: int, kind: str, tokens: int) -> tuple[float, float]:
     """Returns (tokens per second, share of the tokens without a lap) of this many concurrent streams."""
     saved = (await runners[-1].fresh_beat()).laps_saved
-    async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
-        generate = method_of(channel, GENERATE)
-        times = await asyncio.gather(*(_stream(generate, i, kind, tokens) for i in range(streams)))
+    async with runners[-1].driver() as ask:
+        times = await asyncio.gather(*(_stream(ask, i, kind, tokens) for i in range(streams)))
         took_s = max(last for _, last in times) - statistics.median(first for first, _ in times)
     saved = (await runners[-1].fresh_beat()).laps_saved - saved
     return streams * tokens / took_s, saved / (streams * tokens)
 
 
-async def _stream(generate: Any, number: int, kind: str, tokens: int) -> tuple[float, float]:
+async def _stream(ask: Ask, number: int, kind: str, tokens: int) -> tuple[float, float]:
     """Returns the times of the first and the last token."""
-    request = pb.GenerateRequest(
-        instance_id="bench",
-        ballot=ballot_to_proto(BALLOT),
-        request_id=f"bench-{time.monotonic_ns()}-{number}",
-        prompt_ids=[1, 2, 3, number],
-        max_tokens=tokens,
-        ignore_eos=True,
-        sampling=pb.Sampling(temperature=0, top_p=1, repetition_penalty=1),
-    )
+    request = ring_request(f"bench-{time.monotonic_ns()}-{number}", [1, 2, 3, number], tokens)
     if kind != "none":
-        request.grammar.CopyFrom(pb.Grammar(kind="json_schema", text=schema(number, kind).encode()))
+        request = replace(request, grammar=GrammarSpec("json_schema", schema(number, kind)))
     received, first = 0, 0.0
-    async for message in generate(request, timeout=DEADLINE_S):
-        if message.error_code:
-            raise error_from_code(message.error_code, message.error_message)
-        received += len(message.events)
+    async for events in ask(request, DEADLINE_S):
+        received += len(events)
         first = first or (time.perf_counter() if received else 0.0)
     assert received == tokens, f"{received} of {tokens} tokens came"
     return first, time.perf_counter()

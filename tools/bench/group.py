@@ -19,7 +19,7 @@ from typing import Any
 from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.cli.tables import print_json
-from exo_mesh.domain.group_worth import GroupTimes, group_verdict
+from exo_mesh.domain.group_placement import GroupTimes, group_verdict
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard

@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.bench.engines import count, parse_size
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, local_ring, plan_with_cuts, ring_request
 from exo_mesh.errors import EngineError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from tools.bench.llama_whole import Job, WholeChild, rpc_servers, whole_child
@@ -147,13 +145,7 @@ def _text(load: Load) -> str:
 async def _ring(
     directory: Path, layers: int, cut: int, options: dict[str, str], most: int, cores: Sequence[int]
 ) -> AsyncIterator[list[LocalRunner]]:
-    bounds = ((0, cut), (cut, layers))
-    parts = tuple(
-        StagePlan(f"bench{index}", "llamacpp", Shard("bench", start, stop, layers), 0)
-        for index, (start, stop) in enumerate(bounds)
-    )
-    pool = (most + 1) * CONTEXT
-    plan = Plan(INSTANCE, BALLOT, "bench", "", parts, CONTEXT, PlanInputs((), "memory", 2), pool)
+    plan = plan_with_cuts("llamacpp", (0, cut, layers), CONTEXT, (most + 1) * CONTEXT)
     async with local_ring(plan, directory, options, cores) as runners:
         yield runners
 

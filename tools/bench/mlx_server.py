@@ -21,7 +21,7 @@ from typing import Any
 
 from exo_mesh.cli.bench import serve
 from exo_mesh.cli.bench.load import Question
-from exo_mesh.cli.client.local_mesh import free_port
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.cli.verbs.bench import print_result
 from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.settings.default_paths import models_dirs

@@ -17,7 +17,8 @@ from typing import Any
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.engines import real_engines
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.local_mesh import free_port, local_mesh
+from exo_mesh.cli.client.child_node import free_port
+from exo_mesh.cli.client.local_mesh import local_mesh
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import DeadlineError, InputError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint

@@ -19,13 +19,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, even_plan, local_ring, ring_request
 from exo_mesh.errors import InputError
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
@@ -112,14 +109,7 @@ class PrefixBench:
     @asynccontextmanager
     async def ring(self, stages: int, cache_bytes: int, disks: Path | None = None) -> AsyncIterator[list[LocalRunner]]:
         """A ring with room in its KV pool for several prompts. disks: where its stages write KV."""
-        layers = self._layers
-        cuts = [layers * index // stages for index in range(stages + 1)]
-        parts = tuple(
-            StagePlan(f"bench{index}", self._args.engine, Shard("bench", start, stop, layers), 0)
-            for index, (start, stop) in enumerate(pairwise(cuts))
-        )
-        pool = 4 * self._context
-        plan = Plan(INSTANCE, BALLOT, "bench", "", parts, self._context, PlanInputs((), "memory", stages), pool)
+        plan = even_plan(self._args.engine, self._layers, stages, self._context, 4 * self._context)
         options = {"cost_ms": "5"} if self._args.engine == "dummy" else {}
         async with local_ring(plan, self._dir, options, prefix_bytes=cache_bytes, disks=disks) as runners:
             yield runners

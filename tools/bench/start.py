@@ -9,15 +9,11 @@ PSS is the memory of the node alone, without its children. The first round only 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,14 +21,13 @@ from typing import Any
 import psutil
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import client_of
-from exo_mesh.errors import InputError, MeshError
+from exo_mesh.errors import InputError
+from tools.bench.sides import add_against, cpu_s, node_of, sides
 
 MODEL = "exo-mesh-demo"
 REST_S = 3.0
 """Time between "ready" and the reading of the memory: late parts of the start end, and threads give memory back."""
 REQUEST_S = 60.0
-STOP_S = 10.0
 MB = 1e6
 
 
@@ -53,65 +48,22 @@ class Start:
     runner_pss_mb: float
 
 
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
 def pss_mb(process: psutil.Process) -> float:
     return float(process.memory_full_info().pss) / MB
 
 
-@contextlib.contextmanager
-def started(python: Path, checkout: Path, flags: Sequence[str]) -> Iterator[tuple[psutil.Process, float, Any]]:
-    """A node of the checkout's code: its process, its wall seconds to "ready", and that event.
-
-    Variables of Python are left out of its environment, because some turn off bytecode files.
-    """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("EXO_MESH_", "PYTHON"))}
-    environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{checkout / 'engines'}"
-    with tempfile.TemporaryDirectory(prefix="exo-mesh-start-") as home:
-        own = ["--home", home, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--log-format", "json"]
-        command = [str(python), "-m", "exo_mesh.cli.main", "serve", *own, *flags, "--until-stdin-closes"]
-        began = time.monotonic()
-        # a pipe, because its reader sees the event at once and the CPU time of what follows is not counted
-        with subprocess.Popen(
-            command, cwd=checkout, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as child:
-            try:
-                process = psutil.Process(child.pid)
-                ready = _ready(child)
-                yield process, time.monotonic() - began, {"tls_cert": None, **ready, "home": home}
-            finally:
-                assert child.stdin is not None, "it is a pipe"
-                child.stdin.close()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(STOP_S)
-                child.kill()
-
-
-def _ready(child: subprocess.Popen[bytes]) -> Mapping[str, Any]:
-    """The event "ready" of a node. Raises MeshError with its output if it ends before."""
-    assert child.stdout is not None, "it is a pipe"
-    lines = []
-    for line in child.stdout:
-        lines.append(line.decode(errors="replace"))
-        if line.startswith(b'{"event"') and (event := json.loads(line))["event"] == "ready":
-            found: Mapping[str, Any] = event
-            return found
-    raise MeshError(f"the node ended before it was ready:\n{''.join(lines[-20:])}")
-
-
 def once(python: Path, checkout: Path, flags: Sequence[str]) -> Start:
     """Starts a node, and asks it for the first time."""
-    with started(python, checkout, flags) as (node, wall_s, ready):
+    began = time.monotonic()
+    with node_of(checkout, flags, python) as child:
+        wall_s, node = time.monotonic() - began, psutil.Process(child.pid)
         node_cpu_s = cpu_s(node)
         time.sleep(REST_S)
         idle_pss_mb = pss_mb(node)
-        api = client_of(ready)
+        api = child.api
         models_ms, models_cpu_ms = _timed(node, lambda: api.get("/v1/models"))
         _, place_cpu_ms = _timed(node, lambda: api.post("/instance", {"model": MODEL}, REQUEST_S))
-        runner = next(child for child in node.children() if "exo_mesh.rings.runner" in child.cmdline())
+        (runner,) = child.runners()
         runner_cpu_s = cpu_s(runner)
         chat_ms, chat_cpu_ms = _timed(node, lambda: _chat(api))
         return Start(
@@ -144,7 +96,7 @@ def _timed(node: psutil.Process, call: Any) -> tuple[float, float]:
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("start", help="CPU time and memory of a start", description=__doc__)
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure its code in turns with this one's")
+    add_against(parser)
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the interpreter of both")
     parser.add_argument("--discovery", default="none", help="setting of the nodes; none adds no peer of the network")
     parser.add_argument("--engine", default="dummy")
@@ -156,17 +108,15 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints the table."""
     if args.rounds < 1:
         raise InputError("start needs a round")
-    sides = {"this": Path(__file__).parents[2]}
-    if args.against:
-        sides["against"] = args.against.resolve()
     flags = ["--discovery", args.discovery, "--engine", args.engine, "--namespace", f"start-{os.getpid()}"]
-    runs: dict[str, list[Start]] = {side: [] for side in sides}
+    checkouts = sides(args.against)
+    runs: dict[str, list[Start]] = {side: [] for side in checkouts}
     for number in range(args.rounds + 1):
-        for side, checkout in sides.items():
+        for side, checkout in checkouts.items():
             figures = once(args.python, checkout, flags)
             if number:
                 runs[side].append(figures)
-    print(f"medians of {args.rounds} rounds: {', '.join(sides)}{', median of the ratios' if args.against else ''}")
+    print(f"medians of {args.rounds} rounds: {', '.join(checkouts)}{', median of the ratios' if args.against else ''}")
     for place, field in enumerate(fields(Start)):
         columns = [[astuple(figures)[place] for figures in given] for given in runs.values()]
         line = "".join(f"{statistics.median(column):10.3f}" for column in columns)

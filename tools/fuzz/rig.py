@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import psutil
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.child_node import ChildNode, own_environ, start_node
 from exo_mesh.security.secret import new_secret, write_new
+from tools.bench.sides import hogs
 
 MIB = 2**20
 MODEL = "exo-mesh-demo"
@@ -263,22 +263,13 @@ class Prober:
             await asyncio.sleep(self._pause_s)
 
 
-def _start_hog() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
-
-
 async def beside_hog(rig: Rig) -> float:
     """Returns the 99th percentile of /healthz, in seconds, while one other process computes: what the times during an
     attack are compared with, because machines differ."""
-    hog = _start_hog()
     prober = Prober(rig, 0.02)
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(HOG_S):
-                await prober.run()
-    finally:
-        hog.kill()
-        hog.wait()
+    with hogs(1), suppress(TimeoutError):
+        async with asyncio.timeout(HOG_S):
+            await prober.run()
     return prober.p99_s
 
 

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import quoted
 from exo_mesh.errors import InputError
 from exo_mesh.models.entry import ModelEntry
 

@@ -16,7 +16,8 @@ from exo_mesh.api.anthropic.schema import Blocks, ContinuedThread, CountTokensBo
 from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES, decode_bounded
 from exo_mesh.errors import InputError, UnknownAnswerError
-from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptService
+from exo_mesh.rings.serving.kept_answers import KeptAnswer
+from exo_mesh.rings.serving.kept_service import KeptService
 
 B = TypeVar("B", bound=CountTokensBody)
 

@@ -22,7 +22,7 @@ from exo_mesh.api.core.request import (
     ToolChoice,
     Turn,
 )
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 

@@ -21,10 +21,9 @@ from exo_mesh.api.core.truncating import LEAST_SHARE, prepare_fitting
 from exo_mesh.api.model_names import find_model
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
-from exo_mesh.domain.embedding.tasks import GENERATION, why_not
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.embedding import GENERATION, why_not
 from exo_mesh.domain.images import Picture
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams, ThinkingBudget
 from exo_mesh.domain.whole.text_pieces import TextInput
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.models.entry import ModelEntry

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from exo_mesh.api.core.keeping import ANYBODY, CacheWish
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.text.output.tools import Tool
 
 Role = Literal["developer", "system", "user", "assistant", "tool"]

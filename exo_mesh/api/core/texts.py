@@ -16,7 +16,7 @@ from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.tokenizers import FarTokenizers
 from exo_mesh.base.tasks import SharedCalls, TaskOwner
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.model_service import ModelService

@@ -18,8 +18,7 @@ from exo_mesh.api.embedding.schema import EmbeddingObject, EmbeddingsBody, Embed
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
-from exo_mesh.domain.embedding.spec import MAX_WIDTH, EmbedSpec
-from exo_mesh.domain.embedding.tasks import EMBEDDINGS
+from exo_mesh.domain.embedding import EMBEDDINGS, MAX_WIDTH, EmbedSpec
 from exo_mesh.errors import InputError
 
 NEUTRAL: NeutralTable = {

@@ -17,8 +17,7 @@ from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankRepl
 from exo_mesh.api.embedding.vectors import CHARS_PER_TOKEN, MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
-from exo_mesh.domain.embedding.spec import EmbedSpec
-from exo_mesh.domain.embedding.tasks import RERANK
+from exo_mesh.domain.embedding import RERANK, EmbedSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.text_guard import TextGuard

@@ -16,8 +16,7 @@ from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
 from exo_mesh.api.model_names import find_model, model_of_request
 from exo_mesh.base.printable import counted
 from exo_mesh.base.random_hex import random_hex
-from exo_mesh.domain.embedding.spec import EmbedSpec
-from exo_mesh.domain.embedding.tasks import why_not
+from exo_mesh.domain.embedding import EmbedSpec, why_not
 from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import ContextLengthError, EngineError, InputError, OverloadError
 from exo_mesh.rings.serving.call_tally import CallTally

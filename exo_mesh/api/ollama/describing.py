@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from exo_mesh.api.ollama.objects import OllamaDetails, OllamaModel
-from exo_mesh.domain.embedding.tasks import EMBEDDINGS, GENERATION
+from exo_mesh.domain.embedding import EMBEDDINGS, GENERATION
 from exo_mesh.domain.reports import InstanceReport
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.weights.gguf import BLOCK_SIZES

@@ -19,8 +19,7 @@ from exo_mesh.api.ollama.schema import OllamaEmbedBody, OllamaEmbeddingsBody, Ol
 from exo_mesh.api.ollama.translate import named
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.base.clock import monotonic
-from exo_mesh.domain.embedding.spec import EmbedSpec
-from exo_mesh.domain.embedding.tasks import EMBEDDINGS
+from exo_mesh.domain.embedding import EMBEDDINGS, EmbedSpec
 from exo_mesh.errors import InputError
 
 PREFIX = "ollama-embd-"

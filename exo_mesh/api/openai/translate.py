@@ -37,8 +37,7 @@ from exo_mesh.api.openai.schema import (
     ToolBody,
 )
 from exo_mesh.base.printable import counted
-from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
-from exo_mesh.domain.request import FLEX_PRIORITY
+from exo_mesh.domain.request import FLEX_PRIORITY, GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 

@@ -14,7 +14,7 @@ from exo_mesh.api.responses.stored import read_stored
 from exo_mesh.api.responses.translate import PlacedItems
 from exo_mesh.domain.bounded_json import MAX_KEPT_VALUES
 from exo_mesh.errors import InputError, UnknownAnswerError
-from exo_mesh.rings.serving.kept_answers import KeptService
+from exo_mesh.rings.serving.kept_service import KeptService
 
 REFERENCE = "item_reference"
 MAX_STEPS = 8

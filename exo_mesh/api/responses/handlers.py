@@ -18,8 +18,7 @@ from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.prompt_tokens import PromptTokens
 from exo_mesh.api.core.recipes import StreamRecipe, read_recipe
 from exo_mesh.api.core.reply_ids import secret_of
-from exo_mesh.api.errors import json_response
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import json_response, quoted
 from exo_mesh.api.responses.context import gather_items
 from exo_mesh.api.responses.delivery import response_recipe, response_reply
 from exo_mesh.api.responses.ids import PREFIX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import quoted
 from exo_mesh.api.responses.objects import ItemList
 from exo_mesh.api.responses.schema import Item
 from exo_mesh.errors import InputError

@@ -15,8 +15,7 @@ from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, 
 from exo_mesh.api.responses.schema import InputTokensBody, Item, ResponsesBody, TextForm
 from exo_mesh.api.responses.tools import choose_tools, neutral_tools
 from exo_mesh.api.responses.turns import turns_of
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import FLEX_PRIORITY
+from exo_mesh.domain.request import FLEX_PRIORITY, GrammarSpec
 from exo_mesh.errors import InputError
 
 NAMES = FieldNames(

@@ -16,7 +16,8 @@ from exo_mesh.api.core.streaming import stream_answer
 from exo_mesh.api.sse import HEADERS
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.errors import InputError
-from exo_mesh.rings.serving.streams import FoundStream, StreamService, StreamViewer
+from exo_mesh.rings.serving.stream_service import StreamService
+from exo_mesh.rings.serving.streams import FoundStream, StreamViewer
 
 LAST_EVENT = "Last-Event-ID"
 

@@ -7,12 +7,11 @@ from typing import Any
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.api.context import ApiContext
+from exo_mesh.api.context import SECRET_HEADER, ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.streams.dialects import reply_of
 from exo_mesh.api.streams.following import follow_stream
-from exo_mesh.api.streams.secret import SECRET_HEADER
 from exo_mesh.rings.serving.streams import FoundStream, StreamViewer, hash_of_secret
 
 _SECRET = {"secret": f"the {SECRET_HEADER} of the answer, for an answer that was requested without a key"}

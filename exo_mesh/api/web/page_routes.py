@@ -9,8 +9,7 @@ from aiohttp import hdrs, web
 
 from exo_mesh import __version__
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.quoting import quoted
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.routes import OPEN, Route, RouteTable
 from exo_mesh.api.web.assets import PREFIX, PageAssets
 from exo_mesh.api.web.members import member_urls

@@ -15,19 +15,17 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from exo_mesh.base.telemetry.tables import columns
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, local_ring, ring_request
+from exo_mesh.cli.bench.local_ring import NUM_IDS, even_plan, local_ring, ring_request
 from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.partition import split_layers
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.plan import Plan
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
@@ -190,14 +188,9 @@ def _directory(model: str) -> Path:
 
 def _plan(peers: int, engine: str, card: ModelCard, load: FairnessLoad, sequences: int) -> Plan:
     """A ring of equal stages. sequences: most requests at once; 0 means the usual number."""
-    stages = tuple(
-        StagePlan(f"bench{index}", engine, Shard(card.name, part.start, part.stop, card.num_layers), 0)
-        for index, part in enumerate(split_layers(card.num_layers, [1] * peers))
-    )
     limit = 2 * load.long + 4 * load.tokens + load.prompt
-    pool = max(POOL_TOKENS, NUM_EQUAL * limit)
-    inputs = PlanInputs((), "memory", peers)
-    return Plan(INSTANCE, BALLOT, card.name, "", stages, limit, inputs, pool, pool_sequences=sequences)
+    plan = even_plan(engine, card.num_layers, peers, limit, max(POOL_TOKENS, NUM_EQUAL * limit))
+    return replace(plan, pool_sequences=sequences)
 
 
 def _summary(values: Sequence[float], sign: str, bar: float) -> dict[str, Any]:

@@ -10,13 +10,16 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, RunnerFailed, RunnerListening, RunnerReady
+from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.process_environment import compute_environment
 from exo_mesh.errors import EngineError, error_from_code
@@ -108,6 +111,21 @@ class RingJob:
     tls: Credentials | None
     prefix_bytes: int
     disks: Path | None = None
+
+
+def even_plan(engine: str, num_layers: int, num_stages: int, context: int, pool_tokens: int = POOL_TOKENS) -> Plan:
+    """A plan with stages of about equally many layers."""
+    cuts = [num_layers * index // num_stages for index in range(num_stages + 1)]
+    return plan_with_cuts(engine, cuts, context, pool_tokens)
+
+
+def plan_with_cuts(engine: str, cuts: Sequence[int], context: int, pool_tokens: int) -> Plan:
+    """A plan with a stage from each cut to the next, and without tensor groups."""
+    stages = tuple(
+        StagePlan(f"bench{index}", engine, Shard("bench", start, stop, cuts[-1]), 0)
+        for index, (start, stop) in enumerate(pairwise(cuts))
+    )
+    return Plan(INSTANCE, BALLOT, "bench", "", stages, context, PlanInputs((), "memory", len(stages)), pool_tokens)
 
 
 def ring_request(request_id: str, prompt_ids: Sequence[int], tokens: int) -> GenerateRequest:

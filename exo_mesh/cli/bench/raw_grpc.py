@@ -10,13 +10,11 @@ import base64
 import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from exo_mesh.errors import TransportError
+from exo_mesh.cli.bench.measuring import LineChild
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.security.credentials import Credentials
 
@@ -28,7 +26,7 @@ ANSWER_S = 120.0
 class RawStream:
     """The sending child. Each call blocks until its answer is there."""
 
-    child: subprocess.Popen[bytes]
+    child: LineChild
 
     def ping_pong(self, payload_bytes: int, laps: int) -> tuple[float, float]:
         """Measures (p50, p99) seconds per hop: half of a round trip with `payload_bytes` each way."""
@@ -41,8 +39,8 @@ class RawStream:
         return bytes_per_s
 
     def _ask(self, kind: str, payload_bytes: int, count: int) -> list[float]:
-        _tell(self.child, f"{kind} {payload_bytes} {count}")
-        answer: list[float] = json.loads(_answer(self.child))
+        self.child.tell(f"{kind} {payload_bytes} {count}")
+        answer: list[float] = json.loads(self.child.line(ANSWER_S))
         return answer
 
 
@@ -50,46 +48,16 @@ class RawStream:
 def raw_stream(cpus: tuple[int, int] | None, tls: Credentials | None) -> Iterator[RawStream]:
     """Starts both children and connects them. cpus: pins the sender and the receiver to one each."""
     secret = json.dumps({name: base64.b64encode(pem).decode() for name, pem in asdict(tls).items()} if tls else None)
-    with _child("receive", secret) as receiver:
-        port = int(_answer(receiver))
-        with _child("send", secret) as sender:
-            _tell(sender, str(port))
-            if cpus:
-                os.sched_setaffinity(sender.pid, {cpus[0]})
-                os.sched_setaffinity(receiver.pid, {cpus[1]})
-            yield RawStream(sender)
+    with _child("receive") as receiver, _child("send") as sender:
+        for child in (receiver, sender):
+            child.tell(secret)
+        sender.tell(str(int(receiver.line(ANSWER_S))))
+        if cpus:
+            os.sched_setaffinity(sender.process.pid, {cpus[0]})
+            os.sched_setaffinity(receiver.process.pid, {cpus[1]})
+        yield RawStream(sender)
 
 
-@contextlib.contextmanager
-def _child(role: str, secret: str) -> Iterator[subprocess.Popen[bytes]]:
+def _child(role: str) -> LineChild:
     command = [sys.executable, "-m", "exo_mesh.wire.bare_stream", role]
-    environment = {**os.environ, **RUNNER_ENVIRONMENT}
-    pipe = subprocess.PIPE
-    # without a buffer, whose rest could not be written to a child that has ended
-    with subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, env=environment) as child:
-        try:
-            _tell(child, secret)
-            yield child
-        finally:
-            child.kill()
-
-
-def _tell(child: subprocess.Popen[bytes], line: str) -> None:
-    assert child.stdin is not None
-    try:
-        child.stdin.write(f"{line}\n".encode())
-    except BrokenPipeError as exc:
-        raise TransportError("the bare gRPC stream ended") from exc
-
-
-def _answer(child: subprocess.Popen[bytes]) -> bytes:
-    """The next line of a child, which is killed after ANSWER_S without one. Raises TransportError."""
-    assert child.stdout is not None
-    deadline = threading.Timer(ANSWER_S, child.kill)
-    deadline.daemon = True
-    deadline.start()
-    line = child.stdout.readline()
-    deadline.cancel()
-    if not line:
-        raise TransportError(f"the bare gRPC stream ended, or gave no answer within {ANSWER_S:g} s")
-    return line
+    return LineChild(command, "the bare gRPC stream", {**os.environ, **RUNNER_ENVIRONMENT})

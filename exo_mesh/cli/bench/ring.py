@@ -16,17 +16,14 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import truediv
 from typing import Any, TypeVar
 
-from exo_mesh.cli.bench.local_ring import BALLOT, INSTANCE, NUM_IDS, LocalRunner, local_ring, ring_request
+from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, even_plan, local_ring, ring_request
 from exo_mesh.cli.bench.raw_grpc import RawStream, raw_stream
 from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
-from exo_mesh.domain.footprint import POOL_TOKENS
-from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
-from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.plan import Plan
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
@@ -180,13 +177,7 @@ async def _interleaved(
 
 def ring_plan(peers: int, engine: str) -> Plan:
     """The plan of a ring of so many stages, without tensor groups."""
-    layers, limit = max(peers, 8), 2 * CHUNK * BULK_BYTES // (min(FRAME_MIB) * 2**20)
-    cuts = [layers * index // peers for index in range(peers + 1)]
-    stages = tuple(
-        StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
-        for index, (start, stop) in enumerate(pairwise(cuts))
-    )
-    return Plan(INSTANCE, BALLOT, MODEL, "", stages, limit, PlanInputs((), "memory", peers), POOL_TOKENS)
+    return even_plan(engine, max(peers, 8), peers, 2 * CHUNK * BULK_BYTES // (min(FRAME_MIB) * 2**20))
 
 
 async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:

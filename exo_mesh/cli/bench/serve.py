@@ -23,19 +23,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from exo_mesh import __version__
 from exo_mesh.cli.bench.energy import SETTLE_S, EnergyCounters, energy_per_token, read_energy
 from exo_mesh.cli.bench.engines import parse_size
 from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop, timed_requests
-from exo_mesh.cli.bench.result import BenchResult
-from exo_mesh.cli.bench.rounds import merged
+from exo_mesh.cli.bench.result import BenchResult, merged
 from exo_mesh.cli.bench.scenario import MODEL, Scenario, ServeLoad, scenario_of
 from exo_mesh.cli.bench.serve_report import NAMES, breakdown_table, check_plot, compare, plot, table
 from exo_mesh.cli.client.api_client import base_url
-from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
-from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.cli.client.child_node import ChildNode, ReadyNode
+from exo_mesh.cli.client.local_mesh import local_mesh
+from exo_mesh.domain.group_placement import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
@@ -63,7 +61,7 @@ class System:
 
     question: Question
     urls: Sequence[str]
-    mesh: LocalMesh | None = None
+    nodes: Sequence[ReadyNode] = ()
     num_reduces: int = 0
 
 
@@ -187,8 +185,8 @@ def _measure(
     loads = list(scenario.loads())
     with contextlib.ExitStack() as stack:
         if url:
-            running = LocalMesh(ready=[{"api_url": url, "home": None, "tls_cert": None}])
-            systems = {"runs": System(Question(model.name, 0, 0), (url,), running)}
+            running = ReadyNode({"api_url": url, "home": None, "tls_cert": None})
+            systems = {"runs": System(Question(model.name, 0, 0), (url,), [running])}
         else:
             systems = {
                 key: stack.enter_context(_ring(scenario, model, peers, grouped))
@@ -207,7 +205,7 @@ def _measure(
                     _run(system, load, first, with_parts=False)
             for _ in range(scenario.rounds):
                 for key, system in systems.items():
-                    with_parts = scenario.breakdown and bool(system.mesh)
+                    with_parts = scenario.breakdown and bool(system.nodes)
                     rounds[key][index].append(_run(system, load, first, with_parts=with_parts))
                 first += 0 if scenario.repeat else load.requests
             first += load.requests
@@ -227,17 +225,15 @@ def _ring(scenario: Scenario, model: BenchModel, peers: int, grouped: bool) -> I
         wish |= {"tensor_group": peers} if grouped else {}
         instance = mesh.client().post("/instance", wish, LOAD_DEADLINE_S)
         if scenario.pin:
-            _pin(_ranks(mesh) if grouped else [stage["pid"] for stage in instance["stages"]])
+            _pin(_ranks(mesh.children) if grouped else [stage["pid"] for stage in instance["stages"]])
         num_layers = sum(stop - start for start, stop in (stage["layers"] for stage in instance["stages"]))
         num_reduces = REDUCES_PER_LAYER * num_layers if grouped else 0
-        yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh, num_reduces)
+        yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh.children, num_reduces)
 
 
-def _ranks(mesh: LocalMesh) -> list[int]:
+def _ranks(nodes: Sequence[ChildNode]) -> list[int]:
     """The pids of all runners, ordered by node. Needed because a plan names only the leader of a group."""
-    nodes = [psutil.Process(child.pid) for child in mesh.children]
-    found = [child for node in nodes for child in node.children(recursive=True)]
-    return [process.pid for process in found if "exo_mesh.rings.runner" in process.cmdline()]
+    return [process.pid for node in nodes for process in node.runners()]
 
 
 def _pin(pids: Sequence[int]) -> None:
@@ -255,12 +251,12 @@ def _run(system: System, load: ServeLoad, first: int, *, with_parts: bool) -> di
     measure the parts of each request; tracing every request costs the driver time, so this does not change the other
     figures."""
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
-    before = _readings(system.mesh)
+    before = _readings(system.nodes)
     if load.is_rate:
         result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests, first))
     else:
         result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests, first))
-    after = _readings(system.mesh)
+    after = _readings(system.nodes)
     shares = [(now - was) / result.wall_s for was, now in zip(before.busy_s, after.busy_s, strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]
     figures = {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
@@ -290,12 +286,12 @@ class _Readings:
     energy: EnergyCounters
 
 
-def _readings(mesh: LocalMesh | None) -> _Readings:
+def _readings(nodes: Sequence[ReadyNode]) -> _Readings:
     """Reads the counters from the nodes' metrics. First waits for a report of each stage, since metrics show the last
     one; nothing is computed between two runs."""
-    if mesh is not None:
+    if nodes:
         time.sleep(REPORTS_S)
-    clients = [] if mesh is None else [mesh.client(index) for index in range(len(mesh.ready))]
+    clients = [node.api for node in nodes]
     texts = [client.text("/metrics") for client in clients]
     energy = read_energy(texts)
     if energy.is_measured:

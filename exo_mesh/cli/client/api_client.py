@@ -17,7 +17,7 @@ from typing import Any
 
 from exo_mesh.base.printable import ANSWER_CHARS, printable, printable_values
 from exo_mesh.cli.client.trust import certificate_of, default_url, homes_of, is_this_machine, tls_failure, trust
-from exo_mesh.domain.base_path import base_path
+from exo_mesh.domain.addresses import base_path
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.own_nodes import OwnNode, is_on_this_machine, node_at, token_for

@@ -6,13 +6,15 @@ Everything that starts nodes does it here: verbs, benchmarks, fault and fuzz too
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
 from exo_mesh.settings.aliases import ALIASES
 
-_POLL_S = 0.05
+READY_DEADLINE_S = 60.0
+POLL_S = 0.05
 STOP_DEADLINE_S = 5.0
 """A node guarantees to stop within this time."""
 
@@ -49,8 +52,9 @@ def client_of(ready: Mapping[str, Any]) -> ApiClient:
 class ReadyNode:
     """What can be asked of a node in another process, over its HTTP API."""
 
-    ready: dict[str, Any]
-    """Its "ready" event: node_id, name, home, api_url, grpc_address."""
+    def __init__(self, ready: dict[str, Any]) -> None:
+        """ready: its "ready" event: node_id, name, home, api_url, grpc_address."""
+        self.ready = ready
 
     @property
     def id(self) -> str:
@@ -88,10 +92,19 @@ class ReadyNode:
 class ChildNode(ReadyNode):
     """One child process. Creating the object starts it; the owner calls `wait_ready` and must call `stop`."""
 
-    def __init__(self, flags: Sequence[str], log_path: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        flags: Sequence[str],
+        log_path: Path,
+        environ: Mapping[str, str],
+        *,
+        python: str | Path = sys.executable,
+        directory: Path | None = None,
+    ) -> None:
+        """directory: the working directory, where `python -m` looks first; None: that of this process."""
+        super().__init__({})
         self.log_path = log_path
-        self.ready = {}
-        command = [sys.executable, "-m", "exo_mesh.cli.main", "serve", *flags]
+        command = [str(python), "-m", "exo_mesh.cli.main", "serve", *flags]
         command += ["--log-format", "json", "--until-stdin-closes"]
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -100,6 +113,7 @@ class ChildNode(ReadyNode):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
+                cwd=directory,
                 start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which then stops its children
             )
 
@@ -111,7 +125,7 @@ class ChildNode(ReadyNode):
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self, deadline_s: float) -> dict[str, Any]:
+    def wait_ready(self, deadline_s: float = READY_DEADLINE_S, poll_s: float = POLL_S) -> dict[str, Any]:
         """Wait for the child's "ready" event and return it: node_id, name, home, api_url, grpc_address. Raises
         ChildNodeError or DeadlineError."""
         end = time.monotonic() + deadline_s
@@ -121,7 +135,7 @@ class ChildNode(ReadyNode):
                 return ready
             if not self.alive:
                 raise ChildNodeError(f"a node exited with code {self._process.returncode}:\n{self.log_tail()}")
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
         raise DeadlineError(f"a node was not ready after {deadline_s:g} s:\n{self.log_tail()}")
 
     @property
@@ -176,14 +190,37 @@ def own_environ(**variables: str) -> dict[str, str]:
 
 
 def start_node(
-    home: Path, flags: Sequence[str], environ: Mapping[str, str] | None = None, *, without: Sequence[str] = ()
+    home: Path,
+    flags: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    without: Sequence[str] = (),
+    **process: Any,
 ) -> ChildNode:
     """Starts a node with this home and this name, on the loopback, with free ports, which meets only whom its flags
-    name. Flags replace any of that. without: usual flags that are left out."""
+    name. Flags replace any of that. without: usual flags that are left out. process: further arguments of ChildNode."""
     home.mkdir(parents=True, exist_ok=True)
     usual = {"--home": str(home), "--name": home.name, **_QUIET}
     own = [word for flag, value in usual.items() if flag not in (*flags, *without) for word in (flag, value)]
-    return ChildNode([*own, *flags], home / "node.log", own_environ() if environ is None else environ)
+    return ChildNode([*own, *flags], home / "node.log", own_environ() if environ is None else environ, **process)
+
+
+@contextlib.contextmanager
+def running_node(
+    home: Path,
+    flags: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    poll_s: float = POLL_S,
+    **process: Any,
+) -> Iterator[ChildNode]:
+    """Starts a node as `start_node` does, waits until it is ready, and stops it at the end of the block."""
+    child = start_node(home, flags, environ, **process)
+    try:
+        child.wait_ready(poll_s=poll_s)
+        yield child
+    finally:
+        child.stop()
 
 
 def stop_all(children: Iterable[ChildNode]) -> None:
@@ -200,3 +237,11 @@ def _is_runner(process: psutil.Process) -> bool:
         return "exo_mesh.rings.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def free_port(kind: int = socket.SOCK_STREAM) -> int:
+    """A port on 127.0.0.1 that is free at the moment of the call."""
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -5,41 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, client_of, start_node, stop_all
+from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, free_port, start_node, stop_all
 from exo_mesh.errors import DeadlineError, MeshError
 
-_START_DEADLINE_S = 60.0
 _JOIN_DEADLINE_S = 30.0
 _POLL_S = 0.1
 
 
 @dataclass
 class LocalMesh:
-    """The child nodes of one local mesh. children[0] is the peer that the others connect to, and the user sees its API.
-    ready: the "ready" event of each child."""
+    """The child nodes of one local mesh. children[0] is the peer that the others connect to, and the user sees its
+    API."""
 
     children: list[ChildNode] = field(default_factory=list)
-    ready: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def api_urls(self) -> list[str]:
-        return [event["api_url"] for event in self.ready]
+        return [child.url for child in self.children]
 
     def client(self, index: int = 0) -> ApiClient:
-        return client_of(self.ready[index])
+        return self.children[index].api
 
     def wait_until_joined(self) -> None:
         """Wait until all nodes are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""
-        self.ready = [child.wait_ready(_START_DEADLINE_S) for child in self.children]
+        for child in self.children:
+            child.wait_ready()
         end = time.monotonic() + _JOIN_DEADLINE_S
         while time.monotonic() < end:
             peers = self.client().get("/state")["view"]["peers"]
@@ -82,11 +79,3 @@ def _start(
             own += ["--bootstrap-peers", f"127.0.0.1:{meeting_port}"]
         without = ["--api-port"] if index == 0 else []  # it then gets the default one, or the next
         children.append(start_node(scratch / f"peer-{index + 1}", [*own, *flags], without=without))
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that is free at the moment of the call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

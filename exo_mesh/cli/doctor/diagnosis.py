@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.base.versions import library_versions
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
 from exo_mesh.cli.doctor import checks
 from exo_mesh.cli.doctor.checks import Finding, Severity
 from exo_mesh.domain.device import why_no_layers
 from exo_mesh.engine.floors import too_old
 from exo_mesh.errors import MeshError
-from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings
 from exo_mesh.settings.default_paths import models_dirs
 

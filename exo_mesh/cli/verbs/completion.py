@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
+from exo_mesh.cli.model_verbs import module_of
 from exo_mesh.cli.verbs.complete import KINDS
 from exo_mesh.settings.table import SETTINGS
 
@@ -62,8 +62,7 @@ def script(shell: str) -> str:
 
     from exo_mesh.cli.main import VERBS
 
-    verbs = VERBS | {verb: help_text for verb, (_, help_text) in MODEL_VERBS.items()}
-    text: str = shtab.complete(whole_parser(verbs), shell=shell)
+    text: str = shtab.complete(whole_parser(VERBS), shell=shell)
     return text
 
 

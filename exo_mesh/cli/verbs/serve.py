@@ -32,7 +32,7 @@ from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.settings.loading import load_settings
-from exo_mesh.wire.grpc_environment import QUICK_POLLING
+from exo_mesh.wire.channel_options import QUICK_POLLING
 
 STOP_DEADLINE_S = 4.5
 """Once the streams have finished, the process ends within 5 s even if a part of the node hangs."""

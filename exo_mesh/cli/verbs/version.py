@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.base.versions import library_versions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
-from exo_mesh.machine.libraries import library_versions
 
 _LIBRARIES = ("grpcio", "protobuf", "numpy", "mlx", "mlx-lm")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, PartPower
+from exo_mesh.domain.power import AcceleratorReading, DeviceValues, PartPower
 from exo_mesh.machine.power.system_files import celsius_or_none, share_or_none, watts_or_none
 
 TOOLS = ("mactop", "macmon")

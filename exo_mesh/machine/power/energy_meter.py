@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from exo_mesh.domain.power.readings import UNKNOWN, AcceleratorReading, DeviceValues, HardwareReading, PartPower, joined
+from exo_mesh.domain.power import UNKNOWN, AcceleratorReading, DeviceValues, HardwareReading, PartPower, joined
 from exo_mesh.machine.power.system_files import MAX_W, EnergyZone, gained_uj, watts_or_none
 
 MAX_GAP_S = 120.0

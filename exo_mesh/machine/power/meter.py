@@ -18,7 +18,7 @@ import psutil
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
-from exo_mesh.domain.power.readings import NO_HARDWARE, UNKNOWN, DeviceValues, HardwareReading, PartPower
+from exo_mesh.domain.power import NO_HARDWARE, UNKNOWN, DeviceValues, HardwareReading, PartPower
 from exo_mesh.machine.power import system_files
 from exo_mesh.machine.power.apple import AppleSample, AppleTool, find_tool
 from exo_mesh.machine.power.energy_meter import EnergyMeter, RawReading

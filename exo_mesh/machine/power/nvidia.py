@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues
+from exo_mesh.domain.power import AcceleratorReading, DeviceValues
 from exo_mesh.machine.accelerators import NvidiaGpu
 from exo_mesh.machine.power.system_files import celsius_or_none, share_or_none, watts_or_none
 from exo_mesh.machine.tool_output import ask

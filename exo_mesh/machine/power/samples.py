@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exo_mesh.base.telemetry.hardware_metrics import Sample
-from exo_mesh.domain.power.readings import HardwareReading
+from exo_mesh.domain.power import HardwareReading
 
 _ACCELERATOR = {
     "utilization": "utilization_ratio",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues
+from exo_mesh.domain.power import AcceleratorReading, DeviceValues
 
 SYS = Path("/sys")
 

@@ -12,7 +12,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.interfaces import recent_interfaces
 from exo_mesh.mesh.membership.port import ControlPort
-from exo_mesh.security.namespace import fingerprint
+from exo_mesh.security.secret import fingerprint
 from exo_mesh.wire.calls import PROBE_PATH, path_request
 from exo_mesh.wire.readings import ShortReadings
 

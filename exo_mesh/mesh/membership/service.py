@@ -17,7 +17,7 @@ from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain import peer_names
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
-from exo_mesh.domain.shared.settings import SharedSettings
+from exo_mesh.domain.shared_settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, RecordKey, RecordValue, View
 from exo_mesh.mesh.membership.admission import Admission
 from exo_mesh.mesh.membership.calls import goodbye

@@ -17,7 +17,7 @@ from typing import Any
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.wakeups import until_wakeup
-from exo_mesh.domain.shared.settings import MAX_COUNTER, MAX_SETTINGS, SharedSetting, SharedSettings
+from exo_mesh.domain.shared_settings import MAX_COUNTER, MAX_SETTINGS, SharedSetting, SharedSettings
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.settings.effective import SHARED, EffectiveSettings
 

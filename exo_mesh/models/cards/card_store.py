@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from exo_mesh.domain.embedding.tasks import GENERATION
+from exo_mesh.domain.embedding import GENERATION
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.view import MAX_CARD_BYTES, MAX_CARDS_PER_OWNER, CardInfo
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE

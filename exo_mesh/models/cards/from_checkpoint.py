@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from exo_mesh.domain.embedding.tasks import GENERATION
+from exo_mesh.domain.embedding import GENERATION
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import quantization_of, text_config
 from exo_mesh.models.cards.profile import TemplateFacts

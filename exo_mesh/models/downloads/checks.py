@@ -20,9 +20,9 @@ from exo_mesh.domain.spans import covers, num_bytes
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
-from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.sources import ModelSources
 from exo_mesh.models.fetcher.wire import NO_EDGES, Source, Word
+from exo_mesh.models.fetching import Fetcher
 from exo_mesh.models.local_files import Holding, Layers, LocalFiles
 
 LEAST_WAIT_S = 2.0
@@ -64,7 +64,7 @@ class FileChecks:
         self,
         membership: Membership,
         files: LocalFiles,
-        fetcher: FileFetcher,
+        fetcher: Fetcher,
         sources: ModelSources,
         tasks: TaskOwner,
         on_wrong: OnWrong,

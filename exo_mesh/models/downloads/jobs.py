@@ -16,11 +16,11 @@ from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.downloads.checks import FileChecks
 from exo_mesh.models.downloads.job import FetchJob, FetchMeter, either
-from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.fetcher.wire import Share
+from exo_mesh.models.fetching import Fetcher
 from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
 
 LINGER_S = 10.0
@@ -47,7 +47,7 @@ class FetchJobs:
         self,
         membership: Membership,
         files: LocalFiles,
-        fetcher: FileFetcher,
+        fetcher: Fetcher,
         sources: ModelSources,
         room: ModelRoom,
         records: DownloadRecords,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.sources import ModelSources
 from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.fetcher.wire import Source
+from exo_mesh.models.fetching import Fetcher
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.weights.fetched import MANIFEST_FILE
 
@@ -24,7 +24,7 @@ class ModelHeaders:
         self,
         catalogue: Catalogue,
         files: LocalFiles,
-        fetcher: FileFetcher,
+        fetcher: Fetcher,
         sources: ModelSources,
         use: ModelUse,
         records: DownloadRecords,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from exo_mesh.domain.footprint import gigabytes
-from exo_mesh.domain.staging import StagedCopy, surplus
+from exo_mesh.domain.on_disk import StagedCopy, surplus
 from exo_mesh.errors import FetchError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.downloads.records import DownloadRecords

@@ -18,13 +18,13 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.checks import FileChecks, OnWrong
 from exo_mesh.models.downloads.jobs import FetchJobs, new_info
 from exo_mesh.models.downloads.model_headers import ModelHeaders
-from exo_mesh.models.downloads.port import FileFetcher
 from exo_mesh.models.downloads.records import DownloadRecords
 from exo_mesh.models.downloads.room import ModelRoom
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.fetcher.wire import HubModel
+from exo_mesh.models.fetching import Fetcher
 from exo_mesh.models.local_files import Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
 
@@ -42,7 +42,7 @@ class Downloads:
         membership: Membership,
         catalogue: Catalogue,
         files: LocalFiles,
-        fetcher: FileFetcher,
+        fetcher: Fetcher,
         disk: Disk,
         rules: FetchRules,
         on_change: Callable[[], Awaitable[None]],

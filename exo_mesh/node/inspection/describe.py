@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from exo_mesh.domain.device import Device, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
-from exo_mesh.domain.power.readings import HardwareReading
+from exo_mesh.domain.power import HardwareReading
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.reports import (
     CableEnd,
@@ -34,6 +34,7 @@ from exo_mesh.domain.reports import (
     TopologyPeer,
     TopologyReport,
     ViewReport,
+    report_from,
 )
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
@@ -55,20 +56,17 @@ def describe_instance(
     """An instance as in GET /state. known_phases: see stage_phases.note_phases. downloads: (peer id, download) pairs of
     the view; while the instance is loading, each stage lists the downloads of its peers."""
     plan = instance.plan
-    shown = InstanceReport(
+    shown = report_from(
+        plan,
+        InstanceReport,
         id=plan.instance_id,
-        model=plan.model,
-        model_digest=plan.model_digest,
         state=instance.state,
         reason=instance.reason,
         automatic=instance.is_auto,
         owner=owner,
         ballot=(instance.ballot.counter, instance.ballot.proposer),
-        digest=plan.digest,
-        context_limit=plan.context_limit,
         kv_pool_tokens=plan.kv_tokens,
         policy=plan.inputs.policy,
-        activation_dtype=plan.activation_dtype,
         stages=[_describe_stage(instance, index, downloads) for index in range(len(plan.stages))],
     )
     note_phases(shown, known_phases)
@@ -94,50 +92,21 @@ def _describe_stage(instance: InstanceInfo, index: int, downloads: Iterable[tupl
 
 
 def describe_download(owner: str, info: DownloadInfo) -> DownloadReport:
-    return DownloadReport(
-        peer=owner,
-        state=info.state,
-        done_bytes=info.done_bytes,
-        total_bytes=info.total_bytes,
-        bytes_per_s=info.bytes_per_s,
-        eta_s=info.eta_s,
-        reason=info.reason,
-    )
+    return report_from(info, DownloadReport, peer=owner, model=UNSET)
 
 
 def describe_device(device: Device) -> DeviceReport:
-    return DeviceReport(
-        kind=device.kind,
-        name=device.name,
-        engines=device.engines,
-        engine=device.engine,
-        cores=device.cores,
-        memory_bytes=device.memory_bytes,
-        why=device.why,
-    )
+    return report_from(device, DeviceReport)
 
 
 def describe_peer(peer: PeerInfo) -> PeerReport:
-    return PeerReport(
-        id=peer.id,
-        name=peer.name,
-        role=peer.role,
+    return report_from(
+        peer,
+        PeerReport,
         alive=True,
-        incarnation=peer.incarnation,
-        version=peer.version,
-        addresses=peer.addresses,
-        api_url=peer.api_url,
         devices=[describe_device(device) for device in peer.devices],
-        tags=peer.tags,
         engine_versions={info.name: info.version for device in peer.devices for info in device.details},
-        models=peer.models,
-        partial_models=peer.partial_models,
-        unverified=peer.unverified,
-        fetches=peer.fetches,
         model_engines=dict(peer.model_engines),
-        rdma_ports=peer.rdma_ports,
-        served=peer.served,
-        static_rank=peer.static_rank,
     )
 
 
@@ -156,15 +125,12 @@ def describe_view(view: View, known_phases: Callable[[str], Sequence[StagePhase]
 
 
 def describe_telemetry(reading: Telemetry) -> TelemetryReport:
-    return TelemetryReport(
-        usable_bytes=reading.usable_bytes,
-        total_bytes=reading.total_bytes,
-        reserved_bytes=reading.reserved_bytes,
-        headroom_bytes=reading.headroom_bytes,
+    return report_from(
+        reading,
+        TelemetryReport,
         load=round(reading.load, 2),
         s_per_gb={engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         tokens=dict(sorted(reading.tokens.items())),
-        fetch_room_bytes=reading.fetch_room_bytes,
         temperature_c=round(reading.temperature_c, 1) or None,
         power_w=round(reading.power_w, 1) or None,
         hardware=_describe_hardware(reading.hardware),
@@ -242,21 +208,7 @@ def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:
 
 
 def describe_beat(beat: Heartbeat) -> StageCounters:
-    return StageCounters(
-        frames_in=beat.frames_in,
-        frames_out=beat.frames_out,
-        bytes_out=beat.bytes_out,
-        sequences=beat.sequences,
-        memory_bytes=beat.memory_bytes,
-        queued=beat.queued,
-        running=beat.running,
-        tokens=beat.tokens,
-        linked=beat.linked,
-        busy_s=beat.busy_s,
-        laps=beat.laps,
-        lap_p50_s=beat.lap_p50_s,
-        lap_p99_s=beat.lap_p99_s,
-    )
+    return report_from(beat, StageCounters)
 
 
 def describe_link(own_id: str, peer: Peer) -> LinkReport:

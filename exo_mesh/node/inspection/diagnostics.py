@@ -85,7 +85,7 @@ class Diagnostics:
         own = self._membership.own
         return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
 
-    async def of(self, peer: str) -> dict[str, Any]:
+    async def of(self, peer: str = "") -> dict[str, Any]:
         """The diagnostics of one node, see Membership.peer_named. Raises MeshErrors."""
         return await diagnose(self._membership.calls, self._membership.peer_named(peer, "id").id)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from exo_mesh import __version__
 from exo_mesh.base.wakeups import next_wakeup
+from exo_mesh.domain.engine_speed import DIGEST_CHARS, MAX_MODELS
 from exo_mesh.domain.shard import MAX_KEPT, KeptLayers
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, MAX_MODELS
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.membership.service import Membership

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.base.wakeups import next_wakeup
-from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
+from exo_mesh.domain.power import MachineEnergy, RingCounts, RingEnergy
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.stage_host import StageHost
 

@@ -11,7 +11,7 @@ from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.engine.process_environment import ALLOCATOR, compute_environment
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.wire import runner_pipe
-from exo_mesh.wire.grpc_environment import QUICK_POLLING
+from exo_mesh.wire.channel_options import QUICK_POLLING
 
 RUNNER_ENVIRONMENT = {**ALLOCATOR, **QUICK_POLLING}
 

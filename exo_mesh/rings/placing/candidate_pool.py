@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import API, EDGE, PeerInfo
+from exo_mesh.domain.engine_speed import speed_of
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.model import NO_RULES, CardRules, ModelCard
 from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.domain.shard import KeptLayers
-from exo_mesh.domain.speed.engine_speed import speed_of
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.retryable import capacity_of

@@ -13,8 +13,7 @@ from typing import Any, get_args
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.group_placement import as_pipeline, groups_of
-from exo_mesh.domain.group_worth import GroupTimes, group_verdict
+from exo_mesh.domain.group_placement import GroupTimes, as_pipeline, group_verdict, groups_of
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, WishedBackend
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan, Seat

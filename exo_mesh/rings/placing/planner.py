@@ -10,6 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.engine_speed import Prediction, predict, speed_of
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.group_placement import pinned_groups, place_grouped
 from exo_mesh.domain.grouping import GroupFacts
@@ -18,7 +19,6 @@ from exo_mesh.domain.pinning import solve_pinned
 from exo_mesh.domain.placement import most_context, solve, solve_with_most_context, with_caps
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.ring_candidates import DEFAULT_HOP_S, Candidate, Surroundings, by_tier, without
-from exo_mesh.domain.speed.engine_speed import Prediction, predict, speed_of
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
 from exo_mesh.errors import (
     InputError,

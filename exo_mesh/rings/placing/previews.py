@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.peer_names import matching, peer_named
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
-from exo_mesh.domain.speed.engine_speed import PROMPT_TOKENS, Prediction
 from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.engine.registry import installed_names
 from exo_mesh.errors import InputError, PlacementError

@@ -10,7 +10,7 @@ from typing import Any
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.base.versions import SPOKEN
 from exo_mesh.domain.frame import Frame, RingHello
-from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.domain.group_placement import REDUCES_PER_LAYER
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError

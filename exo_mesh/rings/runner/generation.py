@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding import EmbedSpec
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import (

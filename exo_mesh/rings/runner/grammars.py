@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.text.deep_stack import deep_executor
-from exo_mesh.text.panics import is_panic
+from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.spelling import TokenBytes
 from exo_mesh.text.tokenizer import tokenizer_text
@@ -21,7 +21,7 @@ from exo_mesh.weights.model_files import named, one_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from exo_mesh.domain.grammar import GrammarSpec
+    from exo_mesh.domain.request import GrammarSpec
 
 PREPARE_BYTES = 1 << 20
 """Size in bytes from which a tokenizer.json is read while the stage loads: reading stops all Python code of the

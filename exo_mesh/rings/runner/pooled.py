@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from exo_mesh.domain.embedding.spec import MAX_WIDTH, EmbedSpec
+from exo_mesh.domain.embedding import MAX_WIDTH, EmbedSpec
 from exo_mesh.errors import EngineError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from exo_mesh.base.clock import Clock
 
@@ -42,34 +41,6 @@ class KeptAnswer:
     def may_be_read_by(self, key_id: str | None) -> bool:
         """Whether the holder of an API key may read the answer; "" means no key, None may read all."""
         return key_id is None or key_id == self.key_id
-
-
-class KeptService(Protocol):
-    """The kept answers of all peers. key_id: of the caller's API key; "" without one, None: may read all of them."""
-
-    @property
-    def owner(self) -> str:
-        """The name of this node in the ids of its answers."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether this node keeps answers."""
-
-    def keep(self, answer: KeptAnswer) -> None:
-        """Keep an answer at this node."""
-
-    async def read(self, key_id: str | None, answer_id: str) -> KeptAnswer | None:
-        """A kept answer, from the peer that keeps it; None if no peer does."""
-
-    async def chain(self, key_id: str | None, answer_id: str) -> list[KeptAnswer]:
-        """A kept answer and all before it in its conversation, newest first. Raises UnknownAnswerError if one of them
-        is not kept any more."""
-
-    def missing(self, answer_id: str) -> str:
-        """Why no peer has an answer, in one sentence."""
-
-    async def delete(self, key_id: str | None, answer_id: str) -> bool:
-        """Delete an answer at the peer that keeps it; False if no peer does."""
 
 
 def owner_of(answer_id: str) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from exo_mesh.domain.fields import NotSent
-from exo_mesh.domain.request import RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +56,6 @@ class FoundStream:
     output_tokens: int
     recipe: bytes = b""
     key_id: str = ""
-
-
-class StreamService(Protocol):
-    """The answers that run for clients of any peer."""
-
-    def open(self, card: StreamCard) -> AbstractContextManager[None]:
-        """Let a request that enters here be found and read while the context is open."""
-
-    async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
-        """The answers that the viewer may see, at all peers that reply, newest first; with an id only that answer."""
-
-    def follow(self, found: FoundStream, viewer: StreamViewer, request_id: str) -> AsyncGenerator[RequestEvent, None]:
-        """The events of one choice from the first on. Raises the error that it ends with, and TransportError if its
-        entry peer is lost."""
 
 
 def hash_of_secret(secret: str) -> bytes:

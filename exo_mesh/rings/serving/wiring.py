@@ -15,12 +15,12 @@ from exo_mesh.rings.serving.dispatcher import Dispatcher
 from exo_mesh.rings.serving.history import History
 from exo_mesh.rings.serving.journal import Journal
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
-from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.kept_service import KeptService
 from exo_mesh.rings.serving.live import LiveStreams
 from exo_mesh.rings.serving.request_file import RequestFile, request_file
 from exo_mesh.rings.serving.request_run import Patience
 from exo_mesh.rings.serving.router import Router
-from exo_mesh.rings.serving.stream_desk import StreamDesk
+from exo_mesh.rings.serving.stream_service import StreamService
 from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -37,8 +37,8 @@ class ServingParts:
     drivers: DriverChannels
     router: Router
     request_file: RequestFile | None
-    streams: StreamDesk
-    kept: KeptDesk
+    streams: StreamService
+    kept: KeptService
     answers: Sequence[AnyAnswer]
 
     @staticmethod
@@ -79,9 +79,9 @@ class ServingParts:
             max_queued=settings.max_queued,
         )
         router = Router(rings, journal, metrics.requests, patience, live, TraceStore(on_end=on_trace), clock)
-        streams = StreamDesk(membership, live)
+        streams = StreamService(membership, live)
         kept_answers = KeptAnswers(settings.keep_responses, clock, on_change=metrics.show_kept)
-        kept = KeptDesk(membership, kept_answers)
+        kept = KeptService(membership, kept_answers)
         answers = calls.answers(membership.own.id, journal, live, kept_answers)
         return ServingParts(journal, drivers, router, file, streams, kept, answers)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import MAX_BYTES, lark_of
 

@@ -11,8 +11,7 @@ import pytest
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.grammar import may_think, room_for_answer
 from exo_mesh.api.core.request import Thinking
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import ThinkingBudget
+from exo_mesh.domain.request import GrammarSpec, ThinkingBudget
 from exo_mesh.text.output.formats import HARMONY, OutputFormat, after_reasoning
 from exo_mesh.text.output.tools import Tool
 from tests.api.conftest import OPEN_ADMIN

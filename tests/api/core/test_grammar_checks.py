@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from exo_mesh.api.core.templates import TemplateRenderer
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
 
 

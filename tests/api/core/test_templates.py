@@ -23,7 +23,7 @@ from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.base.tasks import Watchdog
 from exo_mesh.domain import long_texts
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import KEPT_S, RecentFailures
 from exo_mesh.text.template import ChatTemplate, TemplateTraits

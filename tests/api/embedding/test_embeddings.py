@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from exo_mesh.api.embedding import vectors
-from exo_mesh.domain.embedding.spec import EmbedSpec
-from exo_mesh.domain.embedding.tasks import EMBEDDINGS, RERANK
+from exo_mesh.domain.embedding import EMBEDDINGS, RERANK, EmbedSpec
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.errors import EngineError, OverloadError
 from exo_mesh.rings.serving.journal import Journal

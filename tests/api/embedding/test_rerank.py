@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.embedding.spec import EmbedSpec
-from exo_mesh.domain.embedding.tasks import RERANK
+from exo_mesh.domain.embedding import RERANK, EmbedSpec
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from tests.api.scripted_mesh import ScriptedMesh, Served
 

@@ -15,8 +15,7 @@ import pytest
 from yarl import URL
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.streams.secret import SECRET_HEADER
+from exo_mesh.api.context import SECRET_HEADER, ApiOptions
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.api.scripted_mesh import ScriptedMesh, Served, served

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.engine.conformance_whole import *  # noqa: F403
 from exo_mesh.engine.conformance_whole import WholeSubject
 from tests.support.fake_openai import FakeProcess
-from tests.support.nodes import free_port
 
 
 @pytest.fixture(scope="module", params=["llama-server", "other"])

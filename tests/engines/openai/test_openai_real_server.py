@@ -16,13 +16,13 @@ pytest.importorskip("gguf", reason="gguf is not installed: pip install xllamacpp
 from exo_mesh_openai import provider
 from exo_mesh_openai.engine import OpenAiEngine
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.domain.request import FinishReason, SamplingParams
 from exo_mesh.domain.whole.text_pieces import TextPiece
 from exo_mesh.engine.conformance_whole import *  # noqa: F403
 from exo_mesh.engine.conformance_whole import WholeSubject
 from exo_mesh.engine.whole import WholeLoadRequest
 from exo_mesh.errors import ContextLengthError, InputError
-from tests.support.nodes import free_port
 from tests.support.openai_engine import chat, collect, joined
 from tests.support.stub_llama_server import ROOT
 from tests.support.tiny_gguf import CONTEXT, THINKING_TEMPLATE, RealLlamaServer, write_tiny_gguf

@@ -15,13 +15,14 @@ import psutil
 import pytest
 
 from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.cli.main import main
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.mesh.discovery.peers_file import parse_peers
 from exo_mesh.mesh.discovery.static_group import launched_group, parse_hostfile, read_hostfile
 from exo_mesh.node.node import Node
 from exo_mesh.rings.placing.spec import InstanceSpec
-from tests.support.nodes import MODEL, Machine, a_request, free_port, instances, knows_all, make_node, tokens, until
+from tests.support.nodes import MODEL, Machine, a_request, instances, knows_all, make_node, tokens, until
 from tests.support.processes import clean_environ, eventually, gone
 
 HOSTFILES = Path(__file__).parents[3] / "hostfiles"

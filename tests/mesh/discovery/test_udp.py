@@ -13,18 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.domain.addresses import Interface, LinkKind
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.static import StaticDiscovery
 from exo_mesh.mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, _Listener, decode, encode
 from exo_mesh.mesh.discovery.udp_sockets import GROUP_V6, LOOPBACK_BROADCAST, LOOPBACK_GROUP, Senders, targets
 from exo_mesh.security.datagrams import RefusedDatagrams
-
-
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -34,7 +29,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
 
 
 async def test_nodes_on_one_machine_find_each_other_and_not_themselves() -> None:
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     heard: dict[str, set[str]] = {name: set() for name in "abc"}
     nodes = []
     for control_port, name in enumerate(heard, start=7001):
@@ -48,7 +43,7 @@ async def test_nodes_on_one_machine_find_each_other_and_not_themselves() -> None
 
 
 async def test_other_namespaces_and_garbage_are_ignored() -> None:
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     heard: list[str] = []
     node = UdpDiscovery(port, port, loopback_only=True)
     await node.start(Announcement("home", "me", 7001), heard.append)
@@ -64,7 +59,7 @@ async def test_other_namespaces_and_garbage_are_ignored() -> None:
 
 async def test_nodes_find_each_other_where_the_loopback_knows_multicast_only() -> None:
     """As on macOS; Linux can do it too."""
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     heard: dict[str, set[str]] = {name: set() for name in "ab"}
     nodes = [UdpDiscovery(port, port, loopback_only=True, loopback=LOOPBACK_GROUP) for _ in heard]
     for control_port, (node, name) in enumerate(zip(nodes, heard, strict=True), start=7001):
@@ -76,7 +71,7 @@ async def test_nodes_find_each_other_where_the_loopback_knows_multicast_only() -
 
 
 async def test_a_flood_of_random_datagrams_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     heard: list[str] = []
     node = UdpDiscovery(port, port, loopback_only=True)
     await node.start(Announcement("home", "me", 7001), heard.append)

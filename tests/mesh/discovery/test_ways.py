@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.errors import InputError
 from exo_mesh.mesh.discovery.choose import discoveries_for
 from exo_mesh.node.node import Node
 from exo_mesh.settings.config import Settings, default_settings
 from tests.mesh.discovery.waiting import until
-from tests.support.nodes import Machine, free_port, make_node
+from tests.support.nodes import Machine, make_node
 
 WAYS = ["udp", "mdns", "peers file", "bootstrap", "tailscale"]
 

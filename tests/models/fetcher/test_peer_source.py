@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.models.fetcher import peer_source
 from exo_mesh.models.fetcher.peer_source import open_peer
@@ -36,7 +37,6 @@ from tests.support.file_servers import (
     tls_of,
     wait_until,
 )
-from tests.support.nodes import free_port
 from tools.bench import copy_child
 
 SECRET = new_secret()

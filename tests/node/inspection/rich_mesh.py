@@ -10,7 +10,7 @@ from exo_mesh.domain.addresses import LinkKind, Path
 from exo_mesh.domain.device import Device, EngineInfo, HopReading, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
+from exo_mesh.domain.power import AcceleratorReading, DeviceValues, HardwareReading
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey, View

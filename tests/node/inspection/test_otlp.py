@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.domain.request import FrameTrace, SamplingParams, StageSpan
 from exo_mesh.node.inspection.otlp import exporter as exporter_module
 from exo_mesh.node.inspection.otlp.encoding import JSON, PROTOBUF, Origin, PeerName, encode
@@ -22,7 +23,7 @@ from exo_mesh.node.inspection.otlp.wiring import authority, checked
 from exo_mesh.rings.serving.traces import RequestTrace, TraceStore
 from exo_mesh.settings.config import ConfigError
 from tests.security.test_api_tls import write_pair
-from tests.support.nodes import a_request, free_port, until
+from tests.support.nodes import a_request, until
 
 support = pytest.importorskip("tests.support.collector", reason="opentelemetry-proto is missing: exo-mesh[otel]")
 

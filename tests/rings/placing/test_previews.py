@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.engine_speed import DIGEST_CHARS, FRAME_S, EngineSpeed, ForwardCost
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.speed.engine_speed import DIGEST_CHARS, FRAME_S, EngineSpeed, ForwardCost
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec

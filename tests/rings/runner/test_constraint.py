@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams, ThinkingBudget
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.thoughts import ThoughtLimit
 from tests.support.held import BALLOT, MODEL_DIR, WOKEN, HeldRing, ids_of, text_of

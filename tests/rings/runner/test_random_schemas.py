@@ -8,8 +8,7 @@ import random
 import pytest
 from jsonschema import Draft202012Validator
 
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams
 from tests.support.held import HeldRing, ids_of, text_of
 from tests.support.schemas import random_schema
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.runner.rank_environment import VARIABLES, environment
@@ -78,18 +78,10 @@ def test_a_group_that_mlx_could_not_form_is_refused_with_the_rule(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.extended)])
 @pytest.mark.extended
 def test_mlx_itself_forms_the_group_and_sums_over_it(tmp_path: Path, size: int) -> None:
-    endpoints = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
+    endpoints = free_endpoints(size)
     ranks = []
     for rank in range(size):
         folder = tmp_path / str(rank)

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from exo_mesh.api.core.answer import ChoiceReader
 from exo_mesh.api.core.bridge import AnswerBridge
 from exo_mesh.api.core.preparing import PreparedChoice, PreparedRequest
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams, TokenEvent
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece, text_of
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.serving.journal import Journal, JournalEntry

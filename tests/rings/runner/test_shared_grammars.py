@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.runner.stage import Stage

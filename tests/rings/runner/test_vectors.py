@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exo_mesh.domain.embedding.spec import EmbedSpec
+from exo_mesh.domain.embedding import EmbedSpec
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest

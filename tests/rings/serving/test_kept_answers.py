@@ -15,7 +15,7 @@ from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.rings.serving import calls
 from exo_mesh.rings.serving.calls import MAX_CHAIN_BYTES, PART_BYTES
 from exo_mesh.rings.serving.kept_answers import KeptAnswer, KeptAnswers, owner_of
-from exo_mesh.rings.serving.kept_desk import KeptDesk
+from exo_mesh.rings.serving.kept_service import KeptService
 from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.support.neighbours import Neighbours
@@ -136,7 +136,7 @@ class Wire:
 class Nodes:
     """Nodes n0…, n1…, which all know each other."""
 
-    desks: list[KeptDesk] = field(default_factory=list)
+    desks: list[KeptService] = field(default_factory=list)
     wires: list[Wire] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
 
@@ -147,7 +147,7 @@ class Nodes:
             node_id, kept, nothing = f"n{own:07d}-long", KeptAnswers(60, TestClock()), cast(Any, None)
             answers = calls.answers(node_id, nothing, nothing, kept)
             mesh: Any = Neighbours(node_id, answers, lambda own=own: made.peers(own))  # type: ignore[misc]
-            made.desks.append(KeptDesk(mesh, kept))
+            made.desks.append(KeptService(mesh, kept))
             made.wires.append(Wire({answer.row: answer for answer in answers}))
         return made
 
@@ -217,7 +217,7 @@ async def test_an_owner_that_does_not_answer_is_an_error_and_not_an_absence() ->
 
 
 async def test_a_peer_that_sends_a_ring_of_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.rings.serving.kept_desk.MAX_LINKS", 20)
+    monkeypatch.setattr("exo_mesh.rings.serving.kept_service.MAX_LINKS", 20)
     nodes = Nodes.of(2)
     nodes.desks[0].keep(answer(nodes.name(0), previous=nodes.name(1)))
     nodes.desks[1].keep(answer(nodes.name(1), previous=nodes.name(0)))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.text.grammars import lark_text
 from exo_mesh.text.output.formats import HARMONY, OutputFormat, tool_grammar
 from exo_mesh.text.output.tool_grammars import BUILDERS

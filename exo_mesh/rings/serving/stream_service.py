@@ -17,17 +17,19 @@ from exo_mesh.rings.serving.streams import FoundStream, StreamCard, StreamViewer
 _log = logging.getLogger(__name__)
 
 
-class StreamDesk:
-    """Implements StreamService."""
+class StreamService:
+    """The answers that run for clients of any peer."""
 
     def __init__(self, membership: Membership, live: LiveStreams) -> None:
         self._membership = membership
         self._live = live
 
     def open(self, card: StreamCard) -> AbstractContextManager[None]:
+        """Let a request that enters here be found and read while the context is open."""
         return self._live.open(card)
 
     async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
+        """The answers that the viewer may see, at all peers that reply, newest first; with an id only that answer."""
         found = self._live.find(viewer, stream_id, self._membership.own.id)
         if found and stream_id:
             return found
@@ -46,6 +48,8 @@ class StreamDesk:
     async def follow(
         self, found: FoundStream, viewer: StreamViewer, request_id: str
     ) -> AsyncGenerator[RequestEvent, None]:
+        """The events of one choice from the first on. Raises the error that it ends with, and TransportError if its
+        entry peer is lost."""
         if not self._membership.is_alive(found.peer_id):
             raise TransportError(f"the entry peer of {found.id} is gone")
         async with aclosing(follow_stream(self._membership.calls, found, viewer, request_id)) as events:

@@ -22,8 +22,8 @@ TIDY_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class KeptDesk:
-    """Implements KeptService."""
+class KeptService:
+    """The kept answers of all peers. key_id: of the caller's API key; "" without one, None: may read all of them."""
 
     def __init__(self, membership: Membership, kept: KeptAnswers) -> None:
         self._membership = membership
@@ -31,10 +31,12 @@ class KeptDesk:
 
     @property
     def owner(self) -> str:
+        """The name of this node in the ids of its answers."""
         return self._membership.own.id[:OWNER_CHARS]
 
     @property
     def is_on(self) -> bool:
+        """Whether this node keeps answers."""
         return self._kept.is_on
 
     async def keep_tidy(self) -> None:
@@ -44,15 +46,19 @@ class KeptDesk:
             self._kept.tidy()
 
     def keep(self, answer: KeptAnswer) -> None:
+        """Keep an answer at this node."""
         self._kept.keep(answer)
 
     async def read(self, key_id: str | None, answer_id: str) -> KeptAnswer | None:
+        """A kept answer, from the peer that keeps it; None if no peer does."""
         if (answer := self._kept.read(key_id, answer_id)) is not None:
             return answer
         found = await self._of_peers(key_id, answer_id, only_one=True)
         return found[0] if found else None
 
     async def chain(self, key_id: str | None, answer_id: str) -> list[KeptAnswer]:
+        """A kept answer and all before it in its conversation, newest first. Raises UnknownAnswerError if one of them
+        is not kept any more."""
         found: list[KeptAnswer] = []
         wanted = answer_id
         while wanted:
@@ -67,6 +73,7 @@ class KeptDesk:
         return found
 
     async def delete(self, key_id: str | None, answer_id: str) -> bool:
+        """Delete an answer at the peer that keeps it; False if no peer does."""
         if self._kept.delete(key_id, answer_id):
             return True
         calls, owners = self._membership.calls, self._owners(answer_id)

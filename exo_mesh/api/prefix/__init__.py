@@ -1,1 +1,0 @@
-"""What the API tells of the prefix cache."""

@@ -1,1 +1,0 @@
-"""Vectors of texts: how hidden states become one vector, and which models make vectors. Pure."""

@@ -1,1 +1,0 @@
-"""Power of machines, and energy per token. Pure values and arithmetic."""

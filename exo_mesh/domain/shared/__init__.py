@@ -1,1 +1,0 @@
-"""Values that every peer may change and the whole mesh holds."""
