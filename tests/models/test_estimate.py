@@ -25,6 +25,7 @@ from exo_mesh.models.cards.toml_card import TomlCard
         (TomlCard(id="org/m-4B-4bit", quantization="4bit"), 2.25),
         (TomlCard(id="org/m-4B-8bit"), 4.25),
         (TomlCard(id="org/m-8B-FP8"), 8.0),
+        (TomlCard(id="org/m-8B-1bit", quantization="1bit"), 1.5),
         (TomlCard(id="org/m-17B-16E"), 0.0),
         (TomlCard(id="org/m-17B-16E", parameters_billions=109), 218.0),
         (TomlCard(id="org/m-E2B-it"), 0.0),
@@ -41,7 +42,7 @@ def test_the_size_follows_from_parameters_and_bits(card: TomlCard, billions_of_b
 
 def test_few_shipped_cards_have_no_size() -> None:
     unknown = [card.id for card in shipped_cards() if not estimated_bytes(card)]
-    assert len(unknown) < 20 < len(shipped_cards()), unknown
+    assert len(unknown) < len(shipped_cards()) / 10, unknown
 
 
 def test_an_estimate_is_shown_as_one() -> None:

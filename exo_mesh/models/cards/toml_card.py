@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NumBytes = Annotated[int, msgspec.Meta(ge=1, le=2**60)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-Task = Literal["text_generation", "embeddings", "rerank", "image_generation"]
+Task = Literal["text_generation", "embeddings", "rerank", "image_generation", "drafting"]
 Capability = Literal["text", "vision", "audio", "thinking", "thinking_toggle", "tools", "embedding"]
 ThinkingFormat = Literal["none", "token_delimited", "channel_delimited"]
 Effort = Literal["none", "minimal", "low", "medium", "high"]
