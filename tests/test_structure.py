@@ -42,7 +42,7 @@ STILL_WIDE = {
     "exo_mesh/text": 31,
     "engines/exo_mesh_llamacpp": 33,
     "engines/exo_mesh_mlx": 34,
-    "engines/exo_mesh_torch": 33,
+    "engines/exo_mesh_torch": 34,
 }
 STILL_NARROW = {
     "exo_mesh/api/foreign",
