@@ -41,7 +41,7 @@ STILL_WIDE = {
     "exo_mesh/rings/runner": 34,
     "engines/exo_mesh_llamacpp": 33,
     "engines/exo_mesh_mlx": 34,
-    "engines/exo_mesh_torch": 33,
+    "engines/exo_mesh_torch": 34,
 }
 STILL_NARROW = {
     "exo_mesh/rings/runner/disk",

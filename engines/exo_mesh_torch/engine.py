@@ -98,7 +98,7 @@ class TorchStage:
         packed = PackedLinears()
         pack = packed.pack if packs else None
         small = SmallWeights() if keeps_codes else None
-        loader = StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack, small)
+        loader = StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack, small, request.options)
         loader.load(shard.start, shard.stop, progress)
         if shard.start == 0:
             dtype = opened.trace.hidden_dtype

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import INDEX_FILE
+from exo_mesh_torch import disk_tables
 from exo_mesh_torch.names import NameMap, Recipe, refuse_surplus
 from exo_mesh_torch.skeleton import TorchCheckpoint
 from exo_mesh_torch.small_weights import SmallWeights, coded_source, small_bytes
@@ -31,10 +33,13 @@ class ParameterLoader:
         names: NameMap,
         pack: Callable[[nn.Module], bool] | None = None,
         small: SmallWeights | None = None,
+        tables: frozenset[str] = frozenset(),
     ) -> None:
-        """pack: see PackedLinears. small: where quantised weights are kept as codes; None makes them plain."""
+        """pack: see PackedLinears. small: where quantised weights are kept as codes; None makes them plain. tables:
+        the weights that stay in the files, see tables_on_disk."""
         self._pack = pack
         self._small = small
+        self._tables = tables
         self._is_first = True
         self._packed: list[nn.Module] = []
         self._checkpoint, self._model, self._device, self._names = checkpoint, model, device, names
@@ -60,7 +65,11 @@ class ParameterLoader:
     def _load_recipe(self, recipe: Recipe) -> None:
         if not recipe.sources:
             raise ModelError(f"{self._where()} has no tensor for {recipe.target}")
-        if recipe.converter is None:
+        if recipe.target in self._tables:
+            self._check_shape(recipe.target, disk_tables.num_rows(recipe), recipe.sources[0][0].name)
+            self._packed.append(disk_tables.put(self._model, recipe.target, recipe, self._device))
+            self._loaded.add(recipe.target)
+        elif recipe.converter is None:
             source = recipe.sources[-1][0]
             self._check_shape(recipe.target, source.shape, source.name)
             if self._keep_small(recipe):
@@ -157,10 +166,13 @@ class StageLoader(ParameterLoader):
         device: torch.device,
         pack: Callable[[nn.Module], bool] | None = None,
         small: SmallWeights | None = None,
+        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Checks all names and shapes. pack, small: see ParameterLoader. Raises ModelError naming file and tensor
-        for a tensor that does not fit."""
-        super().__init__(checkpoint, model, device, NameMap(checkpoint, model), pack, small)
+        """Checks all names and shapes. pack, small: see ParameterLoader. options: of the engine, for tables. Raises
+        ModelError naming file and tensor for a tensor that does not fit."""
+        names = NameMap(checkpoint, model)
+        tables = disk_tables.tables_on_disk(names, model, trace.prefix, options)
+        super().__init__(checkpoint, model, device, names, pack, small, tables)
         self._trace = trace
         tied = any(len(names) > 1 for names in self._aliases.values())
         ignored = list(model._keys_to_ignore_on_load_unexpected or ())
@@ -183,6 +195,7 @@ class StageLoader(ParameterLoader):
         state = self._model.state_dict()
         self._is_first = start == 0
         small = {} if self._small is None else small_bytes(self._names, self._model, self._aliases)
+        small |= dict.fromkeys(self._tables, 0)
         sizes = [sum(small.get(name, state[name].nbytes) for name in layer) for layer in layers]
         total, done = sum(sizes), 0
         progress(0, total)

@@ -10,7 +10,8 @@ from exo_mesh.errors import InputError
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"}
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 MAX_THREADS = 1024
-OPTIONS = ("device", "dtype", "threads", "batching", "packed", "quantised")
+OPTIONS = ("device", "dtype", "threads", "batching", "packed", "quantised", "tables")
+TABLES = ("auto", "disk", "memory")
 _SWITCHES = ("batching", "packed", "quantised")
 
 
@@ -23,6 +24,8 @@ def check_options(options: Mapping[str, str]) -> None:
             )
         if name in _SWITCHES and value not in ("on", "off"):
             raise _unknown(name, value, ("on", "off"))
+        if name == "tables" and value not in TABLES:
+            raise _unknown(name, value, TABLES)
         if name == "dtype" and SHORT_DTYPES.get(value, value) not in ("auto", *DTYPE_NAMES):
             raise _unknown(name, value, DTYPE_NAMES)
         is_count = value.isdecimal() and 1 <= int(value[:9]) <= MAX_THREADS

@@ -7,7 +7,10 @@ a mapping kills the process.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -195,6 +198,13 @@ class Part:
         return self.whole.lines(self.index * math.prod(self.shape[:-1]) + first, count)
 
 
+def gather(source: TensorSource, numbers: Sequence[int]) -> torch.Tensor:
+    """The lines with these numbers, `[len(numbers), shape[-1]]` on the CPU. Raises ModelError."""
+    if isinstance(source, Plain):
+        return _read_scattered(source.name, source.info, numbers)
+    return torch.cat([source.lines(number, 1) for number in numbers])
+
+
 def materialise(source: TensorSource, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
     """The whole tensor. dtype: for floating-point tensors; None keeps theirs. Raises ModelError."""
     total = math.prod(source.shape[:-1]) if source.shape else 1
@@ -221,28 +231,46 @@ def _width(info: TensorInfo) -> int:
 
 def _read(name: str, info: TensorInfo, first: int, count: int) -> torch.Tensor:
     """Lines of a tensor in its own dtype; of U32 the bytes."""
-    if info.dtype not in DTYPES:
-        raise ModelError(f"{info.file}: {name} has dtype {info.dtype}, which torch cannot load")
-    line_bytes = _width(info) * DTYPE_BITS[info.dtype] // 8
+    line_bytes = _line_bytes(name, info)
     buffer = torch.empty(count * line_bytes, dtype=torch.uint8)
-    try:
-        with on_disk(info.file).open("rb", buffering=0) as stream:
-            stream.seek(info.start + first * line_bytes)
-            got = _read_all(stream, memoryview(buffer.numpy()))
-    except OSError as exc:
-        raise ModelError(f"{info.file}: {name} cannot be read: {exc.strerror or exc}") from exc
-    if got != buffer.numel():
-        raise ModelError(f"{info.file}: {name} cannot be read: the file ends {buffer.numel() - got} bytes early")
+    with _opened(name, info) as stream:
+        stream.seek(info.start + first * line_bytes)
+        _fill(name, info, stream, memoryview(buffer.numpy()))
     return buffer.view(DTYPES[info.dtype]).reshape(count, -1)
 
 
-class _Stream(Protocol):
-    def readinto(self, buffer: memoryview) -> int | None: ...
+def _read_scattered(name: str, info: TensorInfo, numbers: Sequence[int]) -> torch.Tensor:
+    """The same of lines that lie anywhere, by one open file."""
+    line_bytes = _line_bytes(name, info)
+    buffer = torch.empty(len(numbers) * line_bytes, dtype=torch.uint8)
+    view = memoryview(buffer.numpy())
+    with _opened(name, info) as stream:
+        for index, number in enumerate(numbers):
+            stream.seek(info.start + number * line_bytes)
+            _fill(name, info, stream, view[index * line_bytes : (index + 1) * line_bytes])
+    return buffer.view(DTYPES[info.dtype]).reshape(len(numbers), -1)
 
 
-def _read_all(stream: _Stream, view: memoryview) -> int:
-    """Number of bytes read: all, unless the file ends."""
+def _line_bytes(name: str, info: TensorInfo) -> int:
+    if info.dtype not in DTYPES:
+        raise ModelError(f"{info.file}: {name} has dtype {info.dtype}, which torch cannot load")
+    return _width(info) * DTYPE_BITS[info.dtype] // 8
+
+
+@contextmanager
+def _opened(name: str, info: TensorInfo) -> Iterator[FileIO]:
+    """The file of a tensor. Raises ModelError if it cannot be opened, or reading from it fails."""
+    try:
+        with on_disk(info.file).open("rb", buffering=0) as stream:
+            yield stream
+    except OSError as exc:
+        raise ModelError(f"{info.file}: {name} cannot be read: {exc.strerror or exc}") from exc
+
+
+def _fill(name: str, info: TensorInfo, stream: FileIO, view: memoryview) -> None:
+    """Fills all of `view`. Raises ModelError if the file ends before."""
     done = 0
     while done < len(view) and (got := stream.readinto(view[done:])):
         done += got
-    return done
+    if done != len(view):
+        raise ModelError(f"{info.file}: {name} cannot be read: the file ends {len(view) - done} bytes early")

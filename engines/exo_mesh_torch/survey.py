@@ -14,6 +14,7 @@ from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch.devices import choose_device, choose_dtype
+from exo_mesh_torch.disk_tables import tables_on_disk
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
 from exo_mesh_torch.kv import KvLayer, is_recurrent
@@ -39,7 +40,7 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     broken = broken_cuts(opened.model, trace, opened.caches)
     cuts = tuple(cut for cut in trace.legal_cuts if cut not in broken)
     tower_bytes = _tower_bytes(opened)
-    small = _small(opened) if wants_small_weights(options, device) else {}
+    small = _held(opened, options, is_small=wants_small_weights(options, device))
     layers = [layer_bytes(opened, i, small) for i in range(trace.num_layers)]
     everywhere = _bytes_of(opened, trace.everywhere, small)
     kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
@@ -82,9 +83,11 @@ def _kinds_of_encoder(opened: OpenEncoder) -> tuple[str, ...]:
     return tuple(f"{kind}-{names.index((kind, shapes))}" for kind, shapes in names)
 
 
-def _small(opened: OpenModel) -> dict[str, int]:
-    """Bytes of the parameters that are kept as codes."""
-    return small_bytes(NameMap(opened.checkpoint, opened.model), opened.model, shared_names(opened.model))
+def _held(opened: OpenModel, options: Mapping[str, str], *, is_small: bool) -> dict[str, int]:
+    """Bytes in memory of the parameters that are kept as codes, if is_small, and of tables that stay in the files."""
+    names = NameMap(opened.checkpoint, opened.model)
+    small = small_bytes(names, opened.model, shared_names(opened.model)) if is_small else {}
+    return small | dict.fromkeys(tables_on_disk(names, opened.model, opened.trace.prefix, options), 0)
 
 
 def layer_bytes(opened: OpenModel | OpenEncoder, index: int, small: Mapping[str, int] = MappingProxyType({})) -> int:

@@ -22,8 +22,9 @@ class ModelCard:
     kv_fixed_bytes[i]: KV of layer i for one token, and for one sequence of any length, where an engine has reported
     them; else all layers take kv_bytes_per_token. tasks: what the model is for, by the names on cards. quantization: of
     the files, such as 4bit, gptq-4bit, or the type of most bytes of a GGUF file; "" if they are plain or a peer of an
-    older version sent the card. A card can also describe how one engine holds the model, which may differ from the
-    files.
+    older version sent the card. table_bytes[i]: tables of layer i of which a token reads a few rows, on disk and not in
+    memory; they are not in layer_bytes. () if there are none. A card can also describe how one engine holds the model,
+    which may differ from the files.
     """
 
     name: str
@@ -46,12 +47,14 @@ class ModelCard:
     kv_fixed_bytes: tuple[int, ...] = ()
     tasks: tuple[str, ...] = DECODER_TASKS
     quantization: str = ""
+    table_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for sizes in (
             self.layer_bytes,
             self.kv_layer_bytes or self.layer_bytes,
             self.kv_fixed_bytes or self.layer_bytes,
+            self.table_bytes or self.layer_bytes,
         ):
             if len(sizes) != self.num_layers:
                 raise ValueError(f"{len(sizes)} layer sizes for {self.num_layers} layers")
@@ -59,10 +62,15 @@ class ModelCard:
     @property
     def total_bytes(self) -> int:
         """Bytes of all weights; a tied embedding counts once, as it would on one machine."""
-        return sum(self.layer_bytes) + self.head_bytes + (0 if self.tied else self.embed_bytes)
+        return sum(self.layer_bytes) + self.head_bytes + (0 if self.tied else self.embed_bytes) + self.disk_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the weights that stay on disk: tables of which a token reads a few rows."""
+        return sum(self.table_bytes)
 
     def shard_bytes(self, start: int, stop: int) -> int:
-        """Bytes of weights that the stage `[start, stop)` loads."""
+        """Bytes of weights that the stage `[start, stop)` loads into memory."""
         total = sum(self.layer_bytes[start:stop])
         if start == 0:
             total += self.embed_bytes

@@ -29,7 +29,7 @@ def card_from_json(text: bytes) -> ModelCard:
         raise ModelError(f"a peer sent a model card that this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
     kv_bytes = (card.kv_bytes_per_token, *card.kv_layer_bytes, *card.kv_fixed_bytes)
-    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, *kv_bytes) < 0:
+    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, *kv_bytes, *card.table_bytes) < 0:
         raise ModelError(f"a peer sent a card of {quoted(card.name, 80)} with impossible sizes")
     return card
 

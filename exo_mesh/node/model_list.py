@@ -39,4 +39,5 @@ def listed_model(
         stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
         tasks=models.shelf.tasks_of(card),
         is_partial=models.catalogue.is_partial(name),
+        disk_bytes=card.disk_bytes,
     )

@@ -87,6 +87,10 @@ _FINAL_NORM = re.compile(
     r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm|output_norm|token_embd_norm)\."
 )
 _SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
+_TABLE = re.compile(r"\.(engram\.embed|engram_embd|ple_embedding\.ngram_embedding)\.")
+"""Tables of n-grams within a layer: of DeepSeek V4.1 in its files and in GGUF files, and of Qwen4-Exp. A token looks up
+a few rows, so engines read them from the files (or say in their survey that they hold them)."""
+
 _VISION = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector)\.")
 MAX_LAYERS = 10_000
 """Most layers of a model. The deepest models have some hundreds; each layer costs memory on every peer that knows the
@@ -148,7 +152,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
     num_layers = _num_layers(model_dir, text)
     hidden_size = _require_size(model_dir, text, "hidden_size", "n_embd", "d_model", "dim")
     dtype = _activation_dtype(text, table)
-    layer_bytes, embed_bytes, head_bytes, tied = _measure(model_dir, table, num_layers)
+    layer_bytes, table_bytes, embed_bytes, head_bytes, tied = _measure(model_dir, table, num_layers)
     return ModelCard(
         name=name,
         architecture=_architecture(model_dir, config),
@@ -168,6 +172,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         text_digest=_text_digest(model_dir),
         tasks=find_tasks(config, read_steps(model_dir)),
         quantization=_quantization(config, table, dtype),
+        table_bytes=table_bytes,
     )
 
 
@@ -302,20 +307,23 @@ def _declared_dtype(text: Mapping[str, Any]) -> str:
     return declared if declared in FLOAT_DTYPES.values() else "bfloat16"
 
 
-def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tuple[int, ...], int, int, bool]:
-    """(bytes per layer, embed bytes, head bytes, tied). Raises ModelError if a layer has no tensors.
+def _measure(
+    model_dir: Path, table: TensorTable, num_layers: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int, int, bool]:
+    """(bytes per layer, bytes of its tables, embed bytes, head bytes, tied); no tables are (). Raises ModelError if a
+    layer has no tensors.
 
     Tensors that are neither layer, norm nor head count with the embedding. Towers for pictures and sound, and layers
     past num_layers (multi-token prediction), are loaded by no shipped engine and are not counted.
     """
-    layers = [0] * num_layers
+    layers, tables = [0] * num_layers, [0] * num_layers
     embed_bytes = head_bytes = 0
     has_head = False
     for name, info in table.items():
         layer = layer_of(name)
         if layer is not None:
             if layer < num_layers:
-                layers[layer] += info.num_bytes
+                (tables if _TABLE.search(name) else layers)[layer] += info.num_bytes
         elif _SIDE_MODEL.search(name):
             continue
         elif is_head(name):
@@ -331,7 +339,7 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
         raise ModelError(f"{found}; config.json says {num_layers} layers")
     if not has_head:
         head_bytes += embed_bytes
-    return tuple(layers), embed_bytes, head_bytes, not has_head
+    return tuple(layers), tuple(tables) if any(tables) else (), embed_bytes, head_bytes, not has_head
 
 
 def _eos_ids(model_dir: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.clients.test_clients import PYTHONS
 from tests.support.peers import Peer, mesh
 
 
@@ -21,3 +22,9 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 @pytest.fixture(scope="package")
 def url(entry: Peer) -> str:
     return entry.url
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def versions(request: pytest.FixtureRequest) -> str:
+    """For clients that are tried in two versions: the variable of each Python in turn."""
+    return str(request.param)

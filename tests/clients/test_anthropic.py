@@ -25,8 +25,8 @@ EVENTS = ["message_start", *BLOCK, "message_delta", "message_stop"]
 
 
 @pytest.fixture(scope="module")
-def seen_by_python(url: str) -> dict[str, Any]:
-    seen: dict[str, Any] = python_client("anthropic", url)
+def seen_by_python(url: str, versions: str) -> dict[str, Any]:
+    seen: dict[str, Any] = python_client("anthropic", url, versions)
     return seen
 
 

@@ -1,8 +1,10 @@
 """Unmodified programs that people use against a mesh of two peers: libraries of agents and the AI SDK.
 
-CLIENTS_PYTHON names a Python that has `pip install --no-deps -r tests/clients/requirements.txt`; AI_SDK_DIR a directory
-in which `npm install ai@6 @ai-sdk/openai-compatible@2 @ai-sdk/openai@3 zod@4` was run; OPENAI_NODE_DIR and
-ANTHROPIC_NODE_DIR those of openai@6 and @anthropic-ai/sdk@1. Tests of what is missing are skipped.
+CLIENTS_PYTHON names a Python that has `pip install --no-deps -r tests/clients/requirements.txt`, NEWEST_CLIENTS_PYTHON
+one that has the newest versions of most of these, in tests/clients/newest.txt; AI_SDK_DIR a directory in which `npm
+install ai@6 @ai-sdk/openai-compatible@2 @ai-sdk/openai@3 zod@4` was run; NEWEST_AI_SDK_DIR one of ai@7
+@ai-sdk/openai-compatible@3 @ai-sdk/openai@4; OPENAI_NODE_DIR and ANTHROPIC_NODE_DIR those of openai@7 and
+@anthropic-ai/sdk@1. Tests of what is missing are skipped.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ NODE_PACKAGES = {"ask_openai.mjs": "OPENAI_NODE_DIR", "ask_anthropic.mjs": "ANTH
 pytestmark = pytest.mark.extended
 
 
-def clients_python() -> str:
-    """The Python with the clients' packages."""
-    if not (python := os.environ.get("CLIENTS_PYTHON")):
-        pytest.skip("CLIENTS_PYTHON is not set: a Python with tests/clients/requirements.txt is needed")
+PYTHONS = {"CLIENTS_PYTHON": "requirements.txt", "NEWEST_CLIENTS_PYTHON": "newest.txt"}
+"""Variables that name a Python, and the file of the packages that it has."""
+
+
+def clients_python(variable: str = "CLIENTS_PYTHON") -> str:
+    """A Python with the clients' packages."""
+    if not (python := os.environ.get(variable)):
+        pytest.skip(f"{variable} is not set: a Python with tests/clients/{PYTHONS[variable]} is needed")
     return python
 
 
@@ -44,9 +50,9 @@ def environ_of(python: str) -> dict[str, str]:
     return {**kept, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
 
 
-def python_client(name: str, url: str) -> Any:
+def python_client(name: str, url: str, variable: str = "CLIENTS_PYTHON") -> Any:
     """What the script says that it saw."""
-    python = clients_python()
+    python = clients_python(variable)
     return _last_line([python, str(SCRIPTS / f"{name}_client.py"), url, MODEL], environ_of(python))
 
 
@@ -67,10 +73,11 @@ def example(name: str, url: str, folder: Path, model: str = MODEL) -> str:
     return _printed([runner, str(program), url, model], environ_of(python)).strip()
 
 
-def ai_sdk(url: str) -> Any:
-    if not os.environ.get("AI_SDK_DIR") or shutil.which("node") is None:
-        pytest.skip("AI_SDK_DIR is not set, or there is no node: a directory with node_modules/ai is needed")
-    return _last_line(["node", str(SCRIPTS / "ai_sdk_client.mjs"), url, MODEL], dict(os.environ))
+def ai_sdk(url: str, variable: str) -> Any:
+    if not os.environ.get(variable) or shutil.which("node") is None:
+        pytest.skip(f"{variable} is not set, or there is no node: a directory with node_modules/ai is needed")
+    environ = {**os.environ, "AI_SDK_DIR": os.environ[variable]}
+    return _last_line(["node", str(SCRIPTS / "ai_sdk_client.mjs"), url, MODEL], environ)
 
 
 def _last_line(argv: list[str], environ: dict[str, str]) -> Any:
@@ -128,8 +135,8 @@ def test_litellm_chats_streams_and_calls_tools(url: str) -> None:
     assert seen == {**counted, "tool": CALL, "finish": "tool_calls"}
 
 
-def test_langchain_structures_in_three_ways_and_calls_tools(url: str) -> None:
-    seen = python_client("langchain", url)
+def test_langchain_structures_in_three_ways_and_calls_tools(url: str, versions: str) -> None:
+    seen = python_client("langchain", url, versions)
     for method in ("function_calling", "json_mode", "json_schema"):
         assert seen[method]["parsed"] == PERSON, seen[method]
     assert seen["calls"] == [{"name": "get_weather", "args": {"city": "Paris"}}]
@@ -140,16 +147,17 @@ def test_instructor_works_in_three_modes(url: str) -> None:
     assert python_client("instructor", url) == {"TOOLS": PERSON, "JSON": PERSON, "JSON_SCHEMA": PERSON}
 
 
-def test_pydantic_ai_makes_its_output_type_and_calls_tools(url: str) -> None:
-    seen = python_client("pydantic_ai", url)
+def test_pydantic_ai_makes_its_output_type_and_calls_tools(url: str, versions: str) -> None:
+    seen = python_client("pydantic_ai", url, versions)
     assert seen == {"tool": PERSON, "native": PERSON, "answer": ANSWER, "cities": ["Paris"]}
 
 
-def test_llm_fills_a_schema(url: str) -> None:
-    seen = python_client("llm", url)
+def test_llm_fills_a_schema(url: str, versions: str) -> None:
+    seen = python_client("llm", url, versions)
     assert seen["code"] == 0 and json.loads(seen["made"]) == PERSON, seen
 
 
-def test_the_ai_sdk_makes_text_objects_and_tool_calls(url: str) -> None:
-    seen = ai_sdk(url)
+@pytest.mark.parametrize("variable", ["AI_SDK_DIR", "NEWEST_AI_SDK_DIR"])
+def test_the_ai_sdk_makes_text_objects_and_tool_calls(url: str, variable: str) -> None:
+    seen = ai_sdk(url, variable)
     assert seen == {"chat": COUNTED, "streamed": COUNTED, "object": PERSON, "cities": ["Paris"], "answer": ANSWER}

@@ -44,8 +44,8 @@ def check_refusals(missing: dict[str, list[Any]]) -> None:
     assert all(text and not text.startswith("{") for _, text in [*missing.values(), pulled])
 
 
-def test_the_python_client_of_ollama_can_call_everything(entry: Peer) -> None:
-    python = clients_python()
+def test_the_python_client_of_ollama_can_call_everything(entry: Peer, versions: str) -> None:
+    python = clients_python(versions)
     environ = {**environ_of(python), "OLLAMA_API_KEY": entry.api.local_token()}
     seen = _last_line([python, str(SCRIPTS / "ollama_client.py"), entry.url, MODEL], environ)
     # Ollama's own server sends the bytes, too; the package's types of today leave them out

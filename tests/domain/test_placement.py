@@ -278,3 +278,22 @@ def test_an_even_split_gives_way_where_a_peer_has_no_room_for_it(policy: str) ->
 def test_peers_of_a_higher_tier_come_after_all_others() -> None:
     wanted, second, last = (Candidate(f"p{tier}", GB, "mlx", tier=tier) for tier in (0, 1, 4))
     assert list(by_tier([last, wanted, second])) == [[wanted], [wanted, second], [last, wanted, second]]
+
+
+ENGRAM_ROWS = {1: 384_006_168, 14: 384_016_682}
+"""Rows of the tables of n-grams of DeepSeek-V4.1-Flash; a row has 256 bytes and 8 of scales."""
+
+
+def test_tables_that_stay_on_disk_take_no_memory_in_a_plan() -> None:
+    """DeepSeek-V4.1-Flash: 203 GB of its 510 GB are rows that are read when they are looked up."""
+    tables = tuple(264 * ENGRAM_ROWS.get(index, 0) for index in range(40))
+    layers = (307_555_321_165 - 2 * LLAMA_8B.embed_bytes) // 40
+    held = replace(LLAMA_8B, num_layers=40, layer_bytes=(layers,) * 40, legal_cuts=tuple(range(40)))
+    on_disk = replace(held, table_bytes=tables)
+    in_memory = replace(
+        held, layer_bytes=tuple(size + table for size, table in zip(held.layer_bytes, tables, strict=True))
+    )
+    assert on_disk.total_bytes == in_memory.total_bytes and on_disk.disk_bytes == 202_758_032_400
+    assert ring(place(on_disk, 96, 96, 96, 96)) == ring(place(held, 96, 96, 96, 96))
+    with pytest.raises(PlacementError):
+        place(in_memory, 96, 96, 96, 96)

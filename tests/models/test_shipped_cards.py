@@ -38,8 +38,11 @@ def config_sources() -> dict[str, str]:
     return found
 
 
-def class_of(card: TomlCard) -> str:
-    found = re.fullmatch(r"defaults of (\w+) in transformers [\d.]+", card.source or "")
+def class_of(card: TomlCard) -> str | None:
+    """The class of transformers that states a card's figures; None if a public thread states them."""
+    found = re.fullmatch(
+        r"defaults of (\w+) in transformers [\d.]+|github\.com/[\w.-]+/[\w.-]+/issues/\d+", card.source or ""
+    )
     assert found, f"{card.id}: {card.source}"
     return found[1]
 
@@ -82,5 +85,7 @@ def test_every_figure_is_the_one_of_its_source() -> None:
         pytest.skip(f"the cards were checked against another transformers than {installed}")
     figures = [(card, figure, value) for card in shipped_cards() for figure, value in card.figures.items()]
     assert len(figures) > 60
-    wrong = [(card.id, name) for card, name, value in figures if value != default_of(class_of(card), FIELDS[name])]
+    stated = [(card, name, value, of) for card, name, value in figures if (of := class_of(card)) is not None]
+    assert len(stated) > len(figures) - 5
+    wrong = [(card.id, name) for card, name, value, of in stated if value != default_of(of, FIELDS[name])]
     assert wrong == []

@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.glob("*/**/*.md"))
 NAMES_OF_AN_OLDER_PLAN = "how-it-works/acceptance"
 """Names files and tests that do not exist here, beside those that do; tests/acceptance checks it."""
-RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "LM Studio")
+RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "SwarmLLM", "ThunderMLX", "LM Studio")
 
 
 def path_of(page: str) -> Path:
@@ -92,6 +92,7 @@ def test_the_comparison_names_each_program_with_its_source_and_gaps_on_both_side
     text = text_of("how-it-works/comparison")
     sources = text.partition("Sources:")[2].partition("\n\n")[0]
     assert all(rival in sources for rival in RIVALS) and sources.count("https://") >= len(RIVALS)
+    assert re.search(r"As of \d+ \w+ 20\d\d", " ".join(text.split())), "a fact about another program ages"
     assert "## What others do better today" in text and "## What exo-mesh does better" in text
     table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| one model over several")]
     assert len(table[0]) == len(RIVALS) + 2

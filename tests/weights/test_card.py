@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import layer_of, read_card
 from tests.support.checkpoints import (
@@ -201,3 +202,33 @@ def test_a_broken_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelError, match=r"config\.json"):
         read_card(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.1.engram.embed.weight",
+        "blk.1.engram_embd.weight",
+        "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight",
+    ],
+)
+def test_tables_of_ngrams_count_as_disk_and_not_as_memory(tmp_path: Path, name: str) -> None:
+    plain = read_card(write_checkpoint(tmp_path, TinyModel()), "tiny")
+    card = with_tensors(tmp_path, {name: (1000, 8), name.replace(".weight", ".scale"): (1000, 1)})
+    assert card.table_bytes == tuple(36_000 if index == 1 else 0 for index in range(plain.num_layers))
+    assert (card.layer_bytes, card.shard_bytes(0, 2)) == (plain.layer_bytes, plain.shard_bytes(0, 2))
+    assert (card.total_bytes, card.disk_bytes, plain.table_bytes) == (plain.total_bytes + 36_000, 36_000, ())
+
+
+def test_weights_beside_a_table_of_ngrams_are_loaded(tmp_path: Path) -> None:
+    plain = read_card(write_checkpoint(tmp_path, TinyModel()), "tiny")
+    card = with_tensors(tmp_path, {"layers.1.engram.wkv.weight": (10, 8)})
+    assert (card.layer_bytes[1], card.table_bytes) == (plain.layer_bytes[1] + 320, ())
+
+
+def with_tensors(model_dir: Path, more: dict[str, tuple[int, ...]]) -> ModelCard:
+    shapes = tensor_shapes(TinyModel()) | more
+    write_safetensors(
+        model_dir / "model.safetensors", shapes, "float32", lambda name: np.ones(shapes[name], np.float32)
+    )
+    return read_card(model_dir, "tiny")

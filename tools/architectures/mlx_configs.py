@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx_lm.models
 from exo_mesh_mlx import provider
+from mlx_lm.utils import MODEL_REMAPPING
 
 from tools.architectures.mlx_families import DROP, FAMILIES, OUTER, TEXT_MODELS
 from tools.architectures.sizes import BY_NAME
@@ -25,17 +26,19 @@ def architectures() -> list[str]:
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:
-    """Makes a config.json for a model of a few layers. Raises what importing the module raises, even SystemExit."""
-    module = importlib.import_module(f"mlx_lm.models.{architecture}")
-    own = FAMILIES.get(architecture, {})
+    """Makes a config.json for a model of a few layers, also for a `model_type` that mlx-lm maps to another. Raises what
+    importing the module raises, even SystemExit."""
+    family = MODEL_REMAPPING.get(architecture, architecture)
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    own = FAMILIES.get(family, {})
     config: dict[str, Any] = {"model_type": architecture, "torch_dtype": "float32"}
     if "text_config" not in {field.name for field in _fields(module.ModelArgs)}:
         return _without_dropped(config | _settings(module.ModelArgs) | own)
-    args_class, name = _text_args(architecture, module)
-    inner = FAMILIES.get(name, {}) if name != architecture else {}
+    args_class, name = _text_args(family, module)
+    inner = FAMILIES.get(name, {}) if name != family else {}
     text = _without_dropped({"model_type": name} | _settings(args_class) | inner | own)
     outer = {field.name: BY_NAME[field.name] for field in _fields(module.ModelArgs) if field.name in BY_NAME}
-    return config | outer | OUTER.get(architecture, {}) | {"text_config": text}
+    return config | outer | OUTER.get(family, {}) | {"text_config": text}
 
 
 def num_layers(config: dict[str, Any]) -> int:

@@ -200,6 +200,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "inkling2_loop_text": {
+        **MOE, "n_routed_experts": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+        "sliding_window_size": WINDOW, "d_rel": 4, "rel_extent": WINDOW, "unpadded_vocab_size": VOCAB,
+        "layer_types": ["hybrid", "hybrid_sliding"] * 4, "n_layers_per_attn_res_block": 2,
+        "loop_layer_index_start": 2, "loop_layer_index_end": 6, "loop_num_passes": 2, "loop_gate_rank": 8,
+    },
     "internlm3": {},
     "xglm": {"d_model": 32, "num_layers": NUM_LAYERS, "attention_heads": 4, "ffn_dim": 64},
 }  # fmt: skip
+
+_ADAPTED = {"adapter_out_dim": COMMON["hidden_size"]}
+FAMILIES |= {
+    whole: {**dict.fromkeys(COMMON), **more, "text_config": {"model_type": text, **COMMON, **FAMILIES[text]}}
+    for whole, text, more in (
+        ("dots3_note", "dots3_note_text", {"vision_config": _ADAPTED, "audio_config": _ADAPTED}),
+        ("qwen4_exp", "qwen4_exp_text", {}),
+    )
+}
+"""Models of several kinds of input whose class for text reads a config inside theirs."""

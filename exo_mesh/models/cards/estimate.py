@@ -17,14 +17,17 @@ _SHARED = 0.82
 """Parameters of NxMB models, as a part of N times M: the experts share attention and embeddings."""
 
 _BITS = (
-    ("mxfp4", 4.25), ("nvfp4", 4.5), ("fp8", 8.0), ("bf16", 16.0), ("fp16", 16.0), ("f16", 16.0),
-    ("2bit", 2.5), ("3bit", 3.5), ("4bit", 4.5), ("5bit", 5.5), ("6bit", 6.5), ("8bit", 8.5),
+    ("mxfp4", 4.25), ("mxfp8", 8.25), ("nvfp4", 4.5), ("fp8", 8.0), ("bf16", 16.0), ("fp16", 16.0), ("f16", 16.0),
+    ("1bit", 1.5), ("2bit", 2.5), ("3bit", 3.5), ("4bit", 4.5), ("5bit", 5.5), ("6bit", 6.5), ("8bit", 8.5),
     ("awq", 4.5), ("gptq", 4.5), ("int4", 4.5), ("int8", 8.0),
 )  # fmt: skip
 """Bits of a weight by the words of ids and cards; MLX adds a scale and an offset of 16 bits for each 64 weights."""
 
 _PLAIN_BITS = 16.0
-_OF_ARCHITECTURE = {"gpt_oss": 4.25, "deepseek_v3": 8.0, "deepseek_v32": 8.0, "kimi_k2": 8.0, "minimax_m2": 8.0}
+_OF_ARCHITECTURE = {
+    "gpt_oss": 4.25, "deepseek_v3": 8.0, "deepseek_v32": 8.0, "deepseek_v4": 4.5, "kimi_k2": 8.0, "kimi_k25": 4.5,
+    "minimax_m2": 8.0,
+}  # fmt: skip
 """Bits of families whose publishers quantise them, for cards that do not say it."""
 
 

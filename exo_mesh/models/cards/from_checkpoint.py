@@ -31,6 +31,7 @@ def card_from_checkpoint(
         kv_heads=_count(text_config(config).get("num_key_value_heads")),
         context_length=model.context_length,
         storage_size=model.total_bytes,
+        disk_size=model.disk_bytes or None,
         source=f"config.json and headers of {model.name}",
         tasks=_tasks(model),
         capabilities=_capabilities(config, template),

@@ -13,6 +13,7 @@ RUNNERS: Final[Mapping[Task, str | None]] = {
     "embeddings": "exo_mesh.rings.runner",
     "rerank": "exo_mesh.rings.runner",
     "image_generation": None,
+    "drafting": None,
 }
 """The module that a runner process executes for a task; None: this version has none."""
 

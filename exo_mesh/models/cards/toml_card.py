@@ -31,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NumBytes = Annotated[int, msgspec.Meta(ge=1, le=2**60)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-Task = Literal["text_generation", "embeddings", "rerank", "image_generation"]
+Task = Literal["text_generation", "embeddings", "rerank", "image_generation", "drafting"]
 Capability = Literal["text", "vision", "audio", "thinking", "thinking_toggle", "tools", "embedding"]
 ThinkingFormat = Literal["none", "token_delimited", "channel_delimited"]
 Effort = Literal["none", "minimal", "low", "medium", "high"]
@@ -120,8 +120,9 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
     """The description of one model. id: its hub id. architecture: `model_type` of its config.json.
 
     A figure without a source is None: it is read from the headers of the files when the model is used. source: where
-    the figures come from. storage_size: bytes of all weights. parameters_billions: as the publisher rounds them, where
-    the id does not say it; people see an estimate of the size from it, and nothing is planned with it.
+    the figures come from. storage_size: bytes of all weights. disk_size: bytes of those that stay on disk.
+    parameters_billions: as the publisher rounds them, where the id does not say it; people see an estimate of the size
+    from it, and nothing is planned with it.
     """
 
     id: Repo
@@ -135,6 +136,7 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
     kv_heads: Count | None = None
     context_length: Count | None = None
     storage_size: NumBytes | None = None
+    disk_size: NumBytes | None = None
     parameters_billions: Annotated[float, msgspec.Meta(gt=0, le=2**20)] | None = None
     source: Line | None = None
     tasks: tuple[Task, ...] = ("text_generation",)
@@ -156,7 +158,7 @@ class TomlCard(CardSection, frozen=True, kw_only=True):
         return {name: value for name, value in given.items() if value is not None}
 
 
-FIGURES = ("n_layers", "hidden_size", "kv_heads", "context_length", "storage_size")
+FIGURES = ("n_layers", "hidden_size", "kv_heads", "context_length", "storage_size", "disk_size")
 """Fields whose values need the field `source`."""
 
 

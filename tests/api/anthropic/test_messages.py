@@ -185,8 +185,12 @@ async def test_a_schema_is_enforced_by_either_name(asking: Asking) -> None:
         assert grammar is not None and '"integer"' in grammar.text
 
 
-async def test_sampling_fields_reach_the_ring(asking: Asking) -> None:
-    await asking.message(temperature=0.5, top_k=7, top_p=0.9)
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", "2031-01-01"])
+async def test_sampling_fields_reach_the_ring_in_every_version(asking: Asking, version: str) -> None:
+    """Anthropic refuses them since 2026-10-21; people who run a model at home want them."""
+    fields = asking.body(temperature=0.5, top_k=7, top_p=0.9)
+    status, body = await asking.post("/v1/messages", fields, anthropic_version=version)
+    assert (status, body.get("type")) == (200, "message"), body
     sampling = asking.mesh.request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)
 

@@ -35,7 +35,11 @@ def run(args: argparse.Namespace) -> int:
     loaded = {instance["model"] for instance in state["view"]["instances"]}
     for model in models:
         model["used_at"] = stored.get(model["id"], {}).get("used_at")
-        about = model["num_bytes"], state, model.get("estimated_bytes", 0), model["id"]
+        loads = (
+            facts.memory_bytes(model["num_bytes"], model),
+            facts.memory_bytes(model.get("estimated_bytes", 0), model),
+        )
+        about = loads[0], state, loads[1], model["id"]
         model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(*about)
     if args.json:
         print_json([*models, *unusable])

@@ -56,11 +56,17 @@ def _shown(client: ApiClient, name: str) -> dict[str, Any]:
     return {**model, "fits": fits, "used_at": stored.get(model["id"], {}).get("used_at")}
 
 
+def _size(model: dict[str, Any]) -> str:
+    text = f"{facts.size_text(model['num_bytes'])} in {counted(model['num_layers'] or '?', 'layer')}"
+    on_disk = model.get("disk_bytes", 0)
+    return f"{text}, of which {facts.size_text(on_disk)} stay on disk" if on_disk else text
+
+
 def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str, Any]]) -> list[tuple[str, str]]:
     names = peer_names(state)
     rings = [ring_line(instance, names) for instance in state["view"]["instances"] if instance["model"] == model["id"]]
     return [
-        ("size", f"{facts.size_text(model['num_bytes'])} in {counted(model['num_layers'] or '?', 'layer')}"),
+        ("size", _size(model)),
         ("quant", facts.quantisation(model)),
         ("tasks", ", ".join(task.replace("_", " ") for task in model.get("tasks", ())) or "?"),
         ("takes", facts.input_modalities(model)),
