@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import LONG, decode_long, long_strings
+from exo_mesh.base.long_texts import LONG, decode_long, long_strings
+from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
 

@@ -4,6 +4,7 @@ terminal, forge a line of the log or reverse the direction of writing."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
 from typing import Any
@@ -89,3 +90,8 @@ def quoted(text: str, max_chars: int = MAX_CHARS) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
+
+
+def random_digits() -> str:
+    """20 random decimal digits: a mark that no text contains by chance, and that changes of case leave as it is."""
+    return f"{int.from_bytes(os.urandom(9)) % 10**20:020d}"

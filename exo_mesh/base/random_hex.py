@@ -28,8 +28,3 @@ class RandomHex:
 
 random_hex = RandomHex()
 """The one pool of this process; a fork would share it, so processes are only ever spawned."""
-
-
-def random_digits() -> str:
-    """20 random decimal digits: a mark that no text contains by chance, and that changes of case leave as it is."""
-    return f"{int(random_hex(9), 16) % 10**20:020d}"

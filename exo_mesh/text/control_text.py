@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from exo_mesh.base.printable import quoted
-from exo_mesh.base.random_hex import random_digits
+from exo_mesh.base.printable import quoted, random_digits
 from exo_mesh.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Template, TemplateError
 
-from exo_mesh.base.random_hex import random_digits
+from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.probes import traits_of
 from exo_mesh.text.sandbox import compile_template, strftime, time_limit

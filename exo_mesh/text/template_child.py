@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from exo_mesh.domain.long_texts import LongTexts, slices
+from exo_mesh.base.long_texts import LongTexts, slices
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.deep_stack import in_deep_stack

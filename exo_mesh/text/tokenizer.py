@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from exo_mesh.base.printable import quoted
-from exo_mesh.base.random_hex import random_digits
+from exo_mesh.base.printable import quoted, random_digits
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.text.built_in_templates import built_in_template
 from exo_mesh.text.completing import complete, may_change

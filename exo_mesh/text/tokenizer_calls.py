@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exo_mesh.domain.long_texts import slices
+from exo_mesh.base.long_texts import slices
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, ModelError
 from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.detokenizer import is_panic

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.schema import ChatBody, decode_generation_body
-from exo_mesh.domain.long_texts import LONG, SLICE
+from exo_mesh.base.long_texts import LONG, SLICE
 from exo_mesh.errors import InputError
 
 TEXT = 'a "quoted" line\n' * (2 * LONG // 16)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from exo_mesh.base.random_hex import random_digits
+from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import SLICE_LENGTH, ChatPrompt, ControlTexts
 from exo_mesh.text.detokenizer import is_panic

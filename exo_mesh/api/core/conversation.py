@@ -10,8 +10,8 @@ from typing import Any
 
 from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import json_size
+from exo_mesh.base.long_texts import json_size
+from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate, TemplateTraits

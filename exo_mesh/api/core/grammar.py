@@ -8,8 +8,8 @@ from typing import Any
 
 from exo_mesh.api.core.conversation import NO_EFFORT, TOGGLES
 from exo_mesh.api.core.request import Conversation, FieldNames, Thinking
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import json_size
+from exo_mesh.base.long_texts import json_size
+from exo_mesh.base.printable import random_digits
 from exo_mesh.domain.request import GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import MAX_BYTES, lark_of

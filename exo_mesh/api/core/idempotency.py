@@ -19,8 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from exo_mesh.api.core.reply_ids import SECRET_CHARS
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import json_parts
+from exo_mesh.base.long_texts import json_parts
+from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
-from exo_mesh.domain.long_texts import slices
+from exo_mesh.base.long_texts import slices
 from exo_mesh.errors import InputError
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Thinking, ToolChoice, Turn
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import json_parts
+from exo_mesh.base.long_texts import json_parts
+from exo_mesh.base.printable import random_digits
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece
 from exo_mesh.errors import InputError

@@ -16,8 +16,8 @@ import msgspec
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.base.random_hex import random_digits
-from exo_mesh.domain.long_texts import LongTexts, slices
+from exo_mesh.base.long_texts import LongTexts, slices
+from exo_mesh.base.printable import random_digits
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.grammars import check_size

@@ -20,7 +20,7 @@ from typing import Any
 from exo_mesh.api.core.child_processes import WAIT_LIMIT_S, ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
-from exo_mesh.domain.long_texts import slices
+from exo_mesh.base.long_texts import slices
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.template_wire import (

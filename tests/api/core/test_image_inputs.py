@@ -19,7 +19,7 @@ from exo_mesh.api.ollama.translate import neutral_generate
 from exo_mesh.api.openai.messages import turns_of as of_openai
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.api.responses.turns import turns_of as of_responses
-from exo_mesh.domain.long_texts import SLICE
+from exo_mesh.base.long_texts import SLICE
 from exo_mesh.errors import InputError
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.text_guard import TextGuard

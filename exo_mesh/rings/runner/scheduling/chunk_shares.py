@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exo_mesh.domain.frame import Row
 from exo_mesh.domain.images import whole_row
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
+from exo_mesh.rings.runner.scheduling.work import Work
 
 LEAST_PIECE = 16
 """Fewest tokens with which a prompt begins or continues in a chunk that others fill: engines that compute row by row
@@ -47,3 +49,24 @@ def deal_chunk(
         if n and sequence.pictures:
             dealt[sequence_id] = whole_row(sequence.pictures, sequence.computed, n)
     return dealt
+
+
+def chunk_of(running: Mapping[int, Sequence], dealt: Mapping[int, int], turn: int, *, upto: int) -> Work:
+    """Fills a chunk with the tokens dealt, and notes them as on their way. turn: number of the last decode frame.
+    upto: see Work."""
+    rows: list[Row] = []
+    token_ids: list[int] = []
+    is_scoring = False
+    for sequence in running.values():
+        if not (n := dealt.get(sequence.id, 0)):
+            continue
+        if n > sequence.prefill_left and not upto:
+            row = sequence.last_row()
+            sequence.decoding, sequence.last_turn = True, turn
+        else:
+            row = sequence.prefill_row(n)
+            is_scoring = is_scoring or row.num_logits > 0
+        rows.append(row)
+        token_ids += sequence.tokens[row.pos0 : row.pos0 + row.n]
+        sequence.computed += row.n
+    return Work(tuple(rows), tuple(token_ids), upto, is_scoring, is_prefill=True)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
-from exo_mesh.rings.runner.scheduling.chunk_shares import deal_chunk
+from exo_mesh.rings.runner.scheduling.chunk_shares import chunk_of, deal_chunk
 from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
@@ -458,24 +458,9 @@ class Scheduler:
         logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
         ends = not catching_up and self.ends_prompts()
         dealt = deal_chunk(self._running, size, logit_rows, self.limits.max_rows, catching_up=catching_up, ends=ends)
-        rows: list[Row] = []
-        token_ids: list[int] = []
-        is_scoring = False
-        for sequence in self._running.values():
-            if not (n := dealt.get(sequence.id, 0)):
-                continue
-            if n > sequence.prefill_left and not catching_up:
-                row = sequence.last_row()
-                sequence.decoding, sequence.last_turn = True, self._turn
-            else:
-                row = sequence.prefill_row(n)
-                is_scoring = is_scoring or row.num_logits > 0
-            rows.append(row)
-            token_ids += sequence.tokens[row.pos0 : row.pos0 + row.n]
-            sequence.computed += row.n
         self._prefills += 1
         self._age += CHUNK_TURNS
-        return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0, is_scoring, is_prefill=True)
+        return chunk_of(self._running, dealt, self._turn, upto=self._kept_from if catching_up else 0)
 
     def _chunk_alone(self) -> int:
         """Tokens of a chunk while nothing streams."""

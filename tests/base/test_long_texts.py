@@ -9,7 +9,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from exo_mesh.domain.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, json_size, long_strings, slices
+from exo_mesh.base.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, json_size, long_strings, slices
 
 MARK = "01234567890123456789"
 PIECES = ("a", '"', "\\", "\\\\\\", "\n", "é", "中", "😀", "u0041", "\x01", "", "/")
