@@ -141,8 +141,9 @@ class Settings:
         name="web_tools_port"),
         "a port that the web tools may call besides 80 and 443"] = ()
     web_search: Annotated[str, SECURITY.matching("SERVICE",
-        r"brave|tavily|https?://[^\s/@,]+(/[^\s@,]*)?", "brave, tavily or a URL such as http://127.0.0.1:8080"),
-        "search service of the web tools: brave, tavily, or the URL of a SearXNG"] = ""
+        r"ddgs|brave|tavily|https?://[^\s/@,]+(/[^\s@,]*)?",
+        "ddgs, brave, tavily or a URL such as http://127.0.0.1:8080"),
+        "search service of the web tools: ddgs (without a key), brave, tavily, or the URL of a SearXNG"] = ""
     web_search_key_file: Annotated[Path | None, SECURITY.path("FILE"),
         "file with the API key of the search service"] = None
     trust_remote_code: Annotated[bool, SECURITY.switch(),

@@ -11,10 +11,12 @@ from pathlib import Path
 CPU_GRACE_S = 2.0
 
 
-def limit_process(max_bytes: int) -> None:
+def limit_process(max_bytes: int, *, allows_threads: bool = False) -> None:
     """Set the limits that hold until this process ends: no file written, no core dump, no new process (unless root
-    runs the node), and at most max_bytes more of address space. Only Linux can limit the address space."""
-    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+    runs the node) and no thread, if none are allowed, and at most max_bytes more of address space. Only Linux can limit
+    the address space."""
+    kinds = [resource.RLIMIT_CORE, resource.RLIMIT_FSIZE]
+    for kind in kinds if allows_threads else [*kinds, resource.RLIMIT_NPROC]:
         resource.setrlimit(kind, (0, 0))
     with suppress(OSError):  # without /proc the size of this process is not known
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

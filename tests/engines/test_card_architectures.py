@@ -86,7 +86,7 @@ def test_some_architectures_of_cards_are_built_and_run() -> None:
     for engine, name in claims()[day % 20 :: 20]:
         if time.monotonic() - begin > BUDGET_S:
             break
-        is_as_the_page_says(engine, name)
+        assert not unlike_the_page(engine, name)
         tried += 1
     assert tried
 
@@ -94,11 +94,13 @@ def test_some_architectures_of_cards_are_built_and_run() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_architectures_of_cards_are_built_and_run() -> None:
-    for engine, name in claims():
-        is_as_the_page_says(engine, name)
+    wrong = [one for engine, name in claims() if (one := unlike_the_page(engine, name))]
+    assert wrong == []
 
 
-def is_as_the_page_says(engine: str, name: str) -> None:
+def unlike_the_page(engine: str, name: str) -> str:
+    """What is wrong with a model; "" if it is as its row on the page says."""
     outcome = check(engine, name, few=True)
-    assert outcome.state != "failed", (engine, name, outcome.reason, outcome.different)
-    assert outcome.state == states_of(name)[engine], (engine, name, outcome.reason)
+    says = states_of(name)[engine]
+    is_right = outcome.state == says and outcome.state != "failed"
+    return "" if is_right else f"{engine} {name} is {outcome.state}, not {says}: {outcome.reason}"

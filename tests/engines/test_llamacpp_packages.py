@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,3 +240,21 @@ def test_the_layout_without_the_reserved_word_is_known() -> None:
         wrong[at] ^= 1
         with pytest.raises(EngineError, match="unknown layout of llama_model_params"):
             layout_of(Functions(bytes(wrong), context))
+
+
+DEPRECATED = """
+    llama_add_bos_token llama_add_eos_token llama_free_model llama_load_model_from_file llama_n_ctx_train llama_n_embd
+    llama_n_head llama_n_layer llama_n_vocab llama_new_context_with_model llama_sampler_init_grammar_lazy
+    llama_set_warmup llama_token_bos llama_token_cls llama_token_eos llama_token_eot llama_token_fim_mid
+    llama_token_fim_pad llama_token_fim_pre llama_token_fim_rep llama_token_fim_sep llama_token_fim_suf
+    llama_token_get_attr llama_token_get_score llama_token_get_text llama_token_is_control llama_token_is_eog
+    llama_token_nl llama_token_pad llama_token_sep llama_vocab_cls
+"""
+"""What llama.h of version 0.5 marks as deprecated; 1.0 has none of it."""
+
+
+def test_no_function_that_llama_cpp_removes_is_called() -> None:
+    assert not {*DEPRECATED.split()} & {*library._SIGNATURES, *library._ASKED}
+    named = re.compile(rf"\b({'|'.join(DEPRECATED.split())})\b")
+    sources = Path(library.__file__).parent.rglob("*.py")
+    assert [f"{path.name}: {found[0]}" for path in sources if (found := named.search(path.read_text()))] == []

@@ -25,7 +25,8 @@ BLOCK_BYTES = 64 * 2**10
 
 @dataclass
 class HubRepo:
-    """One model. gated: files only for `tokens`. revisions: names of its only commit."""
+    """One model. gated: files only for `tokens`. revisions: names of its only commit. is_xet: the weights lie on Xet:
+    the hub names their hash and redirects to a signed address of the bridge, which knows no names of files."""
 
     directory: Path
     commit: str
@@ -34,6 +35,7 @@ class HubRepo:
     tokens: frozenset[str] = frozenset()
     revisions: tuple[str, ...] = ("main",)
     tags: tuple[str, ...] = ("text-generation",)
+    is_xet: bool = False
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.directory.rglob("*") if path.is_file())
@@ -64,7 +66,7 @@ class Faults:
     byte in the middle of it is wrong. wrong_at: by a file's name, the position of a byte that is wrong when it is first
     sent. pause_s: before each block of BLOCK_BYTES. hold: while set, no file goes on.
     lists: makes what the API says of a repository out of what is true. has_ends: False means that every answer goes on
-    with blanks until the client hangs up.
+    with blanks until the client hangs up. good_for: how many answers a signature of the bridge is good for.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
@@ -76,6 +78,7 @@ class Faults:
     hold: threading.Event = field(default_factory=threading.Event)
     lists: Callable[[dict[str, Any]], Any] = lambda info: info
     has_ends: bool = True
+    good_for: int = 2**31
 
     def refusal(self, path: str) -> Refusal | None:
         found = next((one for one in self.refusals if one.times > 0 and one.path in path), None)
@@ -86,7 +89,7 @@ class Faults:
 
 class LoopbackHub:
     """sent: bytes of files by `repo/name`, corrupt ones and those of cut connections included. requests: by method and
-    kind ("api", "resolve", "blob"). seen_tokens: every token that came, also at blob addresses."""
+    kind ("api", "resolve", "blob", "xet-bridge"). seen_tokens: every token that came, also at blob addresses."""
 
     def __init__(self) -> None:
         self.repos: dict[str, HubRepo] = {}
@@ -95,6 +98,7 @@ class LoopbackHub:
         self.requests: Counter[str] = Counter()
         self.seen_tokens: set[str] = set()
         self.blob_tokens: set[str] = set()
+        self.bridge_answers = 0
         self.lock = threading.Lock()
         self._digests: dict[tuple[Path, int, int], str] = {}
         self._servers = [_Server(("127.0.0.1", 0), _Handler, self) for _ in ("the hub", "its storage")]
@@ -146,6 +150,10 @@ class LoopbackHub:
         with self.lock:
             return sum(count for name, count in self.sent.items() if name.endswith(suffix))
 
+    def xet_hash(self, file: Path) -> str:
+        """The name of a file at the bridge: 64 hex digits that are not its SHA-256."""
+        return hashlib.sha256(f"xet {self.sha256(file)}".encode()).hexdigest()
+
     def sha256(self, file: Path) -> str:
         found = file.stat()
         key = (file, found.st_size, found.st_mtime_ns)
@@ -189,11 +197,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
-        kind = parts[0] if parts[0] in ("api", "blob") else "resolve"
+        kind = parts[0] if parts[0] in ("api", "blob", "xet-bridge") else "resolve"
         with hub.lock:
             hub.requests[f"{self.command} {kind}"] += 1
             hub.seen_tokens |= {token} - {""}
-            hub.blob_tokens |= ({token} if kind == "blob" else set()) - {""}
+            hub.blob_tokens |= ({token} if kind in ("blob", "xet-bridge") else set()) - {""}
             refusal = hub.faults.refusal(self.path)
         if refusal is not None:
             self._refuse(refusal.status, "", "refused by the test", refusal.headers)
@@ -201,6 +209,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._api(parts[1:], parse_qs(url.query), parse_qs(body.decode()), token)
         elif kind == "blob":
             self._blob(*parts[1:])
+        elif kind == "xet-bridge":
+            self._xet_bridge(parts[-1], parse_qs(url.query), has_token=bool(token))
         else:
             self._resolve(parts, token)
 
@@ -282,6 +292,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(name, file, headers | {"ETag": f'"{self.server.hub.sha256(file)[:40]}"'})
         digest, size = self.server.hub.sha256(file), file.stat().st_size
         location = f"{self.server.hub.storage_url}/blob/{quote(name, safe='')}/{quote('/'.join(path), safe='')}"
+        if found.is_xet:
+            xet_hash = self.server.hub.xet_hash(file)
+            location = f"{self.server.hub.storage_url}/xet-bridge/{found.commit[:24]}/{xet_hash}?{self._signature()}"
+            token_at = f"{self.server.hub.url}/api/models/{name}/xet-read-token/{found.commit}"
+            parts_at = f"{self.server.hub.storage_url}/v1/reconstructions/{xet_hash}"
+            link = f'<{token_at}>; rel="xet-auth", <{parts_at}>; rel="xet-reconstruction-info"'
+            headers |= {"X-Xet-Hash": xet_hash, "Link": link}
         linked = {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(size), "Location": location}
         return self._head(HTTPStatus.FOUND, headers | linked | {"Content-Length": "0"})
 
@@ -289,6 +306,30 @@ class _Handler(BaseHTTPRequestHandler):
         """What a signed address of the storage behind a hub answers."""
         file = self.server.hub.repos[name].directory / path
         self._send(name, file, {"ETag": f'"{self.server.hub.sha256(file)[:32]}"'})
+
+    def _signature(self) -> str:
+        """The query of an address that the bridge accepts now."""
+        hub = self.server.hub
+        number = hub.bridge_answers // hub.faults.good_for
+        return f"X-Amz-Expires=3600&X-Amz-SignedHeaders=host&X-Amz-Signature=s{number}&x-id=GetObject"
+
+    def _xet_bridge(self, xet_hash: str, query: Mapping[str, list[str]], *, has_token: bool) -> None:
+        """What the bridge answers: bytes of a file by its hash, to whoever has a signature that is still good. As the
+        signature is for GET, it refuses HEAD; and it refuses a token beside a signature."""
+        hub = self.server.hub
+        signature = query.get("X-Amz-Signature", [""])[0]
+        latest = hub.bridge_answers // hub.faults.good_for
+        if self.command != "GET" or has_token:
+            return self._refuse(403 if not has_token else 400, "", "only one kind of authorisation is allowed")
+        if signature != f"s{latest}":
+            return self._refuse(403, "", "Request has expired")
+        for name, repo in hub.repos.items():
+            for file in repo.files() if repo.is_xet else ():
+                if file.suffix in LFS_SUFFIXES and hub.xet_hash(file) == xet_hash:
+                    with hub.lock:
+                        hub.bridge_answers += 1
+                    return self._send(name, file, {"ETag": f'"{xet_hash}"'})
+        return self._refuse(404, "", "no such file")
 
     def _send(self, repo: str, file: Path, headers: Mapping[str, str]) -> None:
         size = file.stat().st_size

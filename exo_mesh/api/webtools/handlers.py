@@ -21,7 +21,7 @@ from exo_mesh.api.webtools.fetching import FetchedPage, WebFetcher
 from exo_mesh.api.webtools.lookups import HostLookups
 from exo_mesh.api.webtools.page_child import PageAnswer, PageQuestion
 from exo_mesh.api.webtools.reading import PageReaders
-from exo_mesh.api.webtools.searching import FoundPage, provider_of, search_web
+from exo_mesh.api.webtools.searching import DDGS, DdgsSearches, FoundPage, provider_of, search_web
 from exo_mesh.errors import InputError, MeshError, WebToolsOffError
 
 MAX_QUERY_CHARS = 400
@@ -96,6 +96,7 @@ class WebToolRoutes:
         self._body_silence_s = context.options.body_silence_s
         self._fetcher = WebFetcher(self._rules, HostLookups().addresses, self._options.limit_s)
         self._readers = PageReaders()
+        self._searches = DdgsSearches()
 
     def table(self) -> RouteTable:
         """The routes. A caller also needs a key or local rights, because each call leaves the mesh."""
@@ -125,11 +126,13 @@ class WebToolRoutes:
         if not 1 <= body.top_k <= MOST_TOP_K:
             raise InputError(f"top_k must be between 1 and {MOST_TOP_K}", param="top_k")
         if not self._options.search:
-            message = (
-                "this node has no search service; name one with --web-search (brave, tavily or the URL of a SearXNG)"
-            )
+            known = "ddgs, brave, tavily or the URL of a SearXNG"
+            message = f"this node has no search service; name one with --web-search ({known})"
             raise WebToolsOffError(message)
-        found = await search_web(self._options, query, body.top_k)
+        if self._options.search == DDGS:
+            found = await self._searches.search(query, body.top_k)
+        else:
+            found = await search_web(self._options, query, body.top_k)
         return json_response(SearchReply(query, provider_of(self._options), found))
 
     async def open(self, request: web.Request) -> web.Response:

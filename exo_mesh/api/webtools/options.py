@@ -13,7 +13,7 @@ _MAX_KEY_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class WebToolOptions:
-    """is_on: whether the tools answer. search: "brave", "tavily", the base URL of a SearXNG, or "" for none.
+    """is_on: whether the tools answer. search: "ddgs", "brave", "tavily", the base URL of a SearXNG, or "" for none.
     search_key: the key of the service. ports: allowed ports besides 80 and 443. allowed: (address, port) pairs that
     are allowed although they are not public; only tests set any. brave_url, tavily_url: base URLs of these services.
     limit_s: time limit of one call."""

@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from exo_mesh.api.webtools.article import article_of
 from exo_mesh.api.webtools.page_text import read_page, tidy_text
 from exo_mesh.text.process_limits import limit_cpu, limit_process
 
@@ -44,6 +45,7 @@ def main() -> int:
     question = msgspec.json.decode(sys.stdin.buffer.readline(), type=PageQuestion)
     source = decoded(sys.stdin.buffer.read(), question.charset)
     title, text = read_page(source) if question.is_html else ("", tidy_text(source))
+    text = (article_of(source) if question.is_html else "") or text
     is_cut = len(text) > question.max_chars
     answer = PageAnswer(_clean(title), _clean(text[: question.max_chars]), is_cut)
     sys.stdout.buffer.write(msgspec.json.encode(answer))

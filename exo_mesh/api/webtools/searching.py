@@ -1,20 +1,24 @@
-"""Asks a search service: a SearXNG of the operator, Brave Search or Tavily."""
+"""Asks a search service: a SearXNG of the operator, Brave Search, Tavily, or, without a key, search engines by ddgs."""
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from exo_mesh.api.webtools.children import WebChildren
 from exo_mesh.api.webtools.fetching import CONNECT_S, MAX_BYTES, read_limited
 from exo_mesh.api.webtools.options import WebToolOptions
-from exo_mesh.errors import DeadlineError, InputError, TransportError
+from exo_mesh.api.webtools.search_child import SearchAnswer, SearchQuestion
+from exo_mesh.errors import DeadlineError, InputError, TransportError, WebToolsOffError
 
 SEARCH_S = 10.0
+DDGS = "ddgs"
 MAX_SNIPPET_CHARS = 1000
 MAX_TITLE_CHARS = 300
 
@@ -42,7 +46,31 @@ class _Call:
 
 def provider_of(options: WebToolOptions) -> str:
     """The name of the configured service; "" if there is none."""
-    return options.search if options.search in ("", "brave", "tavily") else "searxng"
+    return options.search if options.search in ("", DDGS, "brave", "tavily") else "searxng"
+
+
+class DdgsSearches:
+    """Searches without a key, by the library of the extra `web`, each in a process of its own."""
+
+    def __init__(self) -> None:
+        self._children = WebChildren("exo_mesh.api.webtools.search_child", "searches are running")
+
+    async def search(self, query: str, top_k: int) -> list[FoundPage]:
+        """The first results. Raises NotReadyError, TransportError, OverloadError or DeadlineError."""
+        try:
+            printed = await self._children.ask(msgspec.json.encode(SearchQuestion(query, top_k)), SEARCH_S)
+            answer = msgspec.json.decode(printed, type=SearchAnswer)
+        except TimeoutError as exc:
+            raise DeadlineError(f"{DDGS} found nothing within {SEARCH_S:g} s") from exc
+        except msgspec.MsgspecError as exc:
+            raise TransportError(f"{DDGS} needed too much time or memory") from exc
+        if answer.error == "missing":
+            raise WebToolsOffError(
+                f'{DDGS} is not installed here; pip install "exo-mesh[web]", or name another service'
+            )
+        if answer.error:
+            raise TransportError(f"the search engines that {DDGS} asks gave no results ({answer.error})")
+        return _pages(answer.rows, "href", "body")[:top_k]
 
 
 async def search_web(options: WebToolOptions, query: str, top_k: int) -> list[FoundPage]:
@@ -99,16 +127,18 @@ def _results(body: bytes, call: _Call, provider: str) -> list[FoundPage]:
         found: Any = msgspec.json.decode(body)
         for name in call.list_at:
             found = found.get(name, {} if name == "web" else [])
-        rows = [row for row in found if isinstance(row.get("url"), str)]
-        return [
-            FoundPage(
-                _plain(row.get("title"))[:MAX_TITLE_CHARS], row["url"], _plain(row.get(call.text))[:MAX_SNIPPET_CHARS]
-            )
-            for row in rows
-            if row["url"].startswith(("http://", "https://"))
-        ]
+        return _pages(found, "url", call.text)
     except (msgspec.MsgspecError, AttributeError, TypeError) as exc:
         raise InputError(f"{provider} did not answer as its API documents") from exc
+
+
+def _pages(rows: Iterable[Mapping[str, Any]], url: str, text: str) -> list[FoundPage]:
+    """The rows that have an address of the web. url, text: the names of these fields."""
+    return [
+        FoundPage(_plain(row.get("title"))[:MAX_TITLE_CHARS], row[url], _plain(row.get(text))[:MAX_SNIPPET_CHARS])
+        for row in rows
+        if isinstance(row.get(url), str) and row[url].startswith(("http://", "https://"))
+    ]
 
 
 def _plain(text: object) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from exo_mesh.api.webtools.article import article_of
+from exo_mesh.api.webtools.children import MAX_WAITING
 from exo_mesh.api.webtools.page_child import PageQuestion, decoded
 from exo_mesh.api.webtools.page_text import read_page
-from exo_mesh.api.webtools.reading import MAX_PAGES, PageReaders
+from exo_mesh.api.webtools.reading import PageReaders
 from exo_mesh.errors import InputError, OverloadError
 from tests.api.webtools.web_server import PAGE
 
@@ -68,7 +72,7 @@ async def test_a_page_that_exhausts_its_reader_is_refused(monkeypatch: pytest.Mo
 
 async def test_more_pages_than_the_limit_are_refused_and_the_others_are_read() -> None:
     readers, question = PageReaders(), PageQuestion(is_html=False, charset="", max_chars=500)
-    reading = [asyncio.create_task(readers.read(b"a page", question)) for _ in range(MAX_PAGES)]
+    reading = [asyncio.create_task(readers.read(b"a page", question)) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(OverloadError):
         await readers.read(b"one more", question)
@@ -82,3 +86,36 @@ async def test_a_page_that_is_written_to_exhaust_a_parser_is_stopped_by_the_syst
     with pytest.raises(InputError, match=r"too much time or memory|too long"):
         await PageReaders().read(hostile, PageQuestion(is_html=True, charset="", max_chars=500))
     assert not [one for one in psutil.Process().children(recursive=True) if "page_child" in " ".join(one.cmdline())]
+
+
+ARTICLE = (
+    "<html><head><title>Rings</title></head><body><div class=cookies><p>We use cookies, accept them all.</p></div>"
+    "<div class=content><h1>Rings of machines</h1>"
+    + "".join(
+        f"<p>Peer {n} sends its activations to peer {n + 1}, which computes the next layers.</p>" for n in range(9)
+    )
+    + "<ul><li>first hop</li><li>second hop</li></ul></div>"
+    "<div class=sidebar><h3>Related</h3><ul><li><a href=/a>Ten tips for your garden</a></li></ul></div></body></html>"
+)
+"""Its content is in no <main> or <article>, so only its words tell it from what is around."""
+
+
+async def test_trafilatura_finds_the_article_that_no_tag_names() -> None:
+    pytest.importorskip("trafilatura")
+    answer = await PageReaders().read(ARTICLE.encode(), PageQuestion(is_html=True, charset="utf-8", max_chars=5000))
+    assert answer.title == "Rings"
+    assert answer.text.startswith("# Rings of machines\n\nPeer 0 sends") and answer.text.endswith("- second hop")
+    assert "cookies" not in answer.text and "garden" not in answer.text
+    assert "garden" in read_page(ARTICLE)[1], "the reader of our own cannot tell"
+
+
+async def test_a_short_page_is_read_by_our_own_reader_whatever_is_installed() -> None:
+    answer = await PageReaders().read(PAGE.encode(), PageQuestion(is_html=True, charset="utf-8", max_chars=500))
+    assert answer.text == read_page(PAGE)[1]
+
+
+def test_a_library_that_fails_or_is_missing_leaves_the_page_to_our_own_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trafilatura", None)  # as if it were not installed
+    assert article_of(ARTICLE) == ""
+    monkeypatch.setitem(sys.modules, "trafilatura", SimpleNamespace(extract=lambda *_, **__: 1 / 0))
+    assert article_of(ARTICLE) == ""

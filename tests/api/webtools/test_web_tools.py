@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
@@ -141,6 +143,74 @@ async def test_a_service_that_does_not_answer_is_named_without_the_key(mesh: Scr
     async with served(mesh, ApiOptions(access=OPEN_ADMIN, web_tools=options)) as api:
         status, answer = await call(api, "/v1/tools/web_search", {"query": "x"})
     assert status == 503 and "searxng" in answer["error"]["message"] and "k-1" not in json.dumps(answer)
+
+
+LIBRARY = """
+class DDGS:
+    def __init__(self, timeout):
+        assert timeout < 10
+
+    def text(self, query, max_results):
+        if query == "nothing":
+            raise ValueError("a message with the query nothing")
+        while query == "slow":
+            pass
+        rows = [{"title": f"<b>{query}</b> {n}", "href": f"https://{n}.example", "body": "c &amp; d"} for n in range(9)]
+        return [{"title": "no page", "href": "ftp://a", "body": ""}, *rows]
+"""
+"""In place of ddgs, which asks search engines of the Internet: the same call and the same rows."""
+
+
+@pytest.fixture
+async def keyless(mesh: ScriptedMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    (tmp_path / "ddgs.py").write_text(LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    options = WebToolOptions(is_on=True, search="ddgs")
+    async with served(mesh, ApiOptions(access=OPEN_ADMIN, web_tools=options)) as api:
+        yield api
+
+
+async def test_a_search_without_a_key_is_made_in_a_child_process(keyless: Served) -> None:
+    status, answer = await call(keyless, "/v1/tools/web_search", {"query": "a mesh", "top_k": 2})
+    assert (status, answer["provider"]) == (200, "ddgs")
+    assert answer["results"] == [
+        {"title": f"a mesh {n}", "url": f"https://{n}.example", "snippet": "c & d"} for n in (0, 1)
+    ]
+
+
+async def test_an_error_of_the_library_does_not_repeat_the_query(keyless: Served) -> None:
+    status, answer = await call(keyless, "/v1/tools/web_search", {"query": "nothing"})
+    assert status == 503 and "(ValueError)" in answer["error"]["message"]
+    assert "a message" not in answer["error"]["message"]
+
+
+async def test_a_search_that_takes_too_long_is_ended(keyless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.api.webtools.searching.SEARCH_S", 0.5)
+    status, answer = await call(keyless, "/v1/tools/web_search", {"query": "slow"})
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+    assert not [child for child in psutil.Process().children() if "search_child" in " ".join(child.cmdline())]
+
+
+async def test_a_search_without_the_library_says_how_to_install_it(
+    mesh: ScriptedMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ddgs.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    options = ApiOptions(access=OPEN_ADMIN, web_tools=WebToolOptions(is_on=True, search="ddgs"))
+    async with served(mesh, options) as api:
+        status, answer = await call(api, "/v1/tools/web_search", {"query": "x"})
+    assert (status, answer["error"]["code"]) == (503, "web_tools_off")
+    assert 'pip install "exo-mesh[web]"' in answer["error"]["message"]
+
+
+@pytest.mark.extended
+async def test_the_real_library_is_called_as_it_wants(mesh: ScriptedMesh) -> None:
+    """Without the Internet its engines fail, which is an error of the library's own kind."""
+    pytest.importorskip("ddgs")
+    options = ApiOptions(access=OPEN_ADMIN, web_tools=WebToolOptions(is_on=True, search="ddgs"))
+    async with served(mesh, options) as api:
+        status, answer = await call(api, "/v1/tools/web_search", {"query": "a mesh", "top_k": 1})
+    assert status == 200 or "DDGSException" in answer["error"]["message"] or status == 504, answer
 
 
 async def test_without_a_service_the_search_says_how_to_name_one(mesh: ScriptedMesh) -> None:

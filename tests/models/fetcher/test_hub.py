@@ -112,6 +112,43 @@ def test_a_stage_fetches_the_bytes_of_its_layers_only(
     assert not wrong_files(model_dir, original)
 
 
+@pytest.fixture
+def xet_repo(hub: LoopbackHub, original: Path) -> str:
+    """A repository whose weights lie on Xet."""
+    hub.add("org/on-xet", original, is_xet=True)
+    hub.blob_tokens.clear()
+    return "org/on-xet"
+
+
+def test_a_model_on_xet_is_fetched_whole_and_checked(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path, xet_repo: str
+) -> None:
+    assert isinstance(child.pull(xet_repo, tmp_path / "m"), Fetched) and is_same_model(tmp_path / "m", original)
+    manifest = read_manifest(tmp_path / "m")
+    assert manifest is not None and all(file.is_checked for file in manifest.files.values())
+    assert hub.requests["GET xet-bridge"] and not hub.requests["GET blob"]
+    assert not hub.blob_tokens, "the bridge refuses a token beside its signature"
+
+
+def test_a_stage_fetches_its_layers_from_xet_by_ranges(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path, xet_repo: str
+) -> None:
+    model_dir = tmp_path / "m"
+    child.resolve(xet_repo, model_dir)
+    pieces = layer_pieces(original, 1, 3, MODEL.layers)
+    assert isinstance(child.fetch(model_dir, pieces), Fetched)
+    assert hub.sent_of(".safetensors") <= 1.1 * sum(map(num_bytes, pieces.values()))
+    assert not wrong_files(model_dir, original)
+
+
+def test_an_address_of_xet_that_expires_is_asked_for_again(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path, xet_repo: str
+) -> None:
+    hub.faults.good_for = 5
+    assert isinstance(child.pull(xet_repo, tmp_path / "m"), Fetched) and is_same_model(tmp_path / "m", original)
+    assert hub.requests["HEAD resolve"] > len(list(original.iterdir())), "some were asked for a second time"
+
+
 @pytest.mark.extended
 def test_a_connection_that_is_cut_all_the_time_only_takes_longer(
     tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
