@@ -27,7 +27,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.models.surveys import forget_oldest, write_kept
 
-SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.layer_speed", "--tied")
+SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.asking.layer_speed", "--tied")
 
 MEASURE_S = 120.0
 """Deadline of one measurement: importing a library, loading a few layers three times, and some seconds of work."""

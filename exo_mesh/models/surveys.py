@@ -28,7 +28,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.weights.store import SHIPPED
 
-SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.survey", "--tied")
+SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.asking.survey", "--tied")
 
 MAX_KEPT = 512
 """Most answers on disk and in memory: one per model, engine, version and options; the oldest are deleted first."""
