@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from exo_mesh_mlx.blocks import KvBlock
 from exo_mesh_mlx.caches import SequenceCache
 from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS
+from exo_mesh_mlx.shared.blocks import KvBlock
 from exo_mesh_mlx.shared.parts import STEP
 
 MAX_SPREAD = 1.25

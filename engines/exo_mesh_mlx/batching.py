@@ -10,11 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from exo_mesh_mlx import packets
-from exo_mesh_mlx.blocks import KvBlock
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
 from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MIN_POSITIONS
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, RaggedMode, as_array, attention_by_row, mixers_by_row
+from exo_mesh_mlx.shared.blocks import KvBlock
 from exo_mesh_mlx.whole import WholeStage
 
 TRIED_TOKENS = (1, 3)

@@ -12,9 +12,9 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
-from exo_mesh_mlx.blocks import BlockRows, KvBlock
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, once_each, ragged
 from exo_mesh_mlx.shared import parts as shared_parts
+from exo_mesh_mlx.shared.blocks import BlockRows, KvBlock
 from exo_mesh_mlx.shared.parts import PartedKVCache
 from exo_mesh_mlx.trace import MlxTrace
 

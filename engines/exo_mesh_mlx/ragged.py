@@ -21,8 +21,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_caches
 
-from exo_mesh_mlx.blocks import BlockRows
 from exo_mesh_mlx.hooks import LayerCall, hook, set_class
+from exo_mesh_mlx.shared.blocks import BlockRows
 from exo_mesh_mlx.shared.parts import MOST_DIRECT_TOKENS, MlxKvPart, PartedKVCache, attend, own_mask
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -1,6 +1,6 @@
 """Measures what a forward pass of an engine costs per layer, for the head and for itself, with a few real layers.
 
-Runs in a process of its own (rings/runner/layer_speed.py), because it loads weights and imports heavy libraries.
+Runs in a process of its own (rings/runner/asking/layer_speed.py), because it loads weights and imports heavy libraries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures any engine through its contract: a slice of few layers in seconds, or a whole model.
 
-Runs in a process of its own (exo_mesh/rings/runner/measure.py), because it loads weights and imports heavy libraries.
+Runs in a process of its own (rings/runner/asking/measure.py), because it loads weights and imports heavy libraries.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,9 +25,9 @@ from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
-from exo_mesh.models.surveys import write_kept
+from exo_mesh.models.surveys import forget_oldest, write_kept
 
-SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.layer_speed", "--tied")
+SPEED_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.asking.layer_speed", "--tied")
 
 MEASURE_S = 120.0
 """Deadline of one measurement: importing a library, loading a few layers three times, and some seconds of work."""
@@ -130,7 +129,7 @@ class EngineSpeeds:
         """Have a model measured when this machine is quiet, if its files are here."""
         if self._is_on and card.digest not in self._settled:
             self._wishes[card.name] = card.digest
-            _trim(self._wishes)
+            forget_oldest(self._wishes, MAX_KEPT)
 
     def measured(self, digest: str) -> Mapping[str, EngineSpeed | None]:
         """By engine: the speed, or None if the measurement failed. Engines that were not measured are missing."""
@@ -196,13 +195,13 @@ class EngineSpeeds:
         _, pause_s = self._later.pop(digest, (0.0, RETRY_S / 2))
         pause_s = min(2 * pause_s, LAST_RETRY_S)
         self._later[digest] = (asyncio.get_running_loop().time() + pause_s, pause_s)
-        _trim(self._later)
+        forget_oldest(self._later, MAX_KEPT)
 
     async def _measure_model(self, card: ModelCard, needs: SpeedNeeds) -> None:
         """Measures each engine that was not measured, until all are or requests arrive."""
         setups = {engine: self._setup(engine, needs) for engine in self._engines(card, needs)}
         self._digests[card.name] = card.digest
-        _trim(self._digests)
+        forget_oldest(self._digests, MAX_KEPT)
         for engine, setup in setups.items():
             kept = self._found.setdefault(card.digest, {})
             if engine in kept:
@@ -211,7 +210,7 @@ class EngineSpeeds:
             if result is None:
                 return
             kept[engine] = result
-            _trim(self._found)
+            forget_oldest(self._found, MAX_KEPT)
             await needs.on_news()
         self._wishes.pop(card.name, None)
         if len(self._settled) >= MAX_KEPT:
@@ -285,8 +284,3 @@ class EngineSpeeds:
                     if is_here and kept.speed is not None and kept.speed.is_valid and kept.num_layers > 0:
                         self._found.setdefault(kept.digest, {})[kept.engine] = kept
                         self._digests[kept.model] = kept.digest
-
-
-def _trim(entries: dict[str, Any]) -> None:
-    while len(entries) > MAX_KEPT:
-        del entries[next(iter(entries))]

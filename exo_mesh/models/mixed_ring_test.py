@@ -29,7 +29,7 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.calls import self_test
 from exo_mesh.models.selftests import MAX_RANGES
-from exo_mesh.models.surveys import Surveys, write_kept
+from exo_mesh.models.surveys import Surveys, forget_oldest, write_kept
 
 MAX_KEPT = 512
 """Most verdicts on disk and in memory; the oldest are deleted first."""
@@ -125,13 +125,13 @@ class MixedRingTest:
                 except MeshError as exc:
                     failure = f"{one.build} and {other.build} could not be compared: {exc}"
                     self._failed[key] = (failure, now + FAILURE_S)
-                    _trim(self._failed)
+                    forget_oldest(self._failed, MAX_KEPT)
                     _log.warning("%s: %s", card.name, failure)
                     return failure
                 text = json.dumps(asdict(tried))
                 await asyncio.to_thread(write_kept, self._disk, kept, text, "verdicts on engines", MAX_KEPT)
             self._known[key] = tried
-            _trim(self._known)
+            forget_oldest(self._known, MAX_KEPT)
             return tried
 
     async def _try(self, card: ModelCard, one: Candidate, other: Candidate) -> Tried:
@@ -162,11 +162,6 @@ def _kinds(surveys: Sequence[ModelSurvey], ranges: Sequence[tuple[int, int]]) ->
 def _key(card: ModelCard, one: str, other: str) -> str:
     builds = hashlib.sha256(json.dumps(sorted((one, other))).encode()).hexdigest()
     return f"{card.digest[:32]}-{builds[:32]}"
-
-
-def _trim(entries: dict[str, Tried] | dict[str, tuple[str, float]]) -> None:
-    while len(entries) > MAX_KEPT:
-        del entries[next(iter(entries))]
 
 
 def _read(file: Path) -> Tried | None:

@@ -18,7 +18,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.models.self_tested import SelfTested
 
-SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.selftest", "--tied")
+SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.asking.selftest", "--tied")
 
 MAX_RANGES = 8
 """Most ranges: the first, the last, and one per further layer kind; no known architecture has more than five."""

@@ -28,7 +28,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.engine_child import ask_child
 from exo_mesh.weights.store import SHIPPED
 
-SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.survey", "--tied")
+SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.rings.runner.asking.survey", "--tied")
 
 MAX_KEPT = 512
 """Most answers on disk and in memory: one per model, engine, version and options; the oldest are deleted first."""
@@ -94,12 +94,12 @@ class Surveys:
                 self._known[key] = await self._find(card, engine)
             except ModelError as exc:
                 self._unable[key] = (exc, now + UNABLE_S)
-                _forget_oldest(self._unable)
+                forget_oldest(self._unable, MAX_KEPT)
                 raise
             except MeshError as exc:
                 _log.warning("no survey by %s of %s: %s", engine, card.name, exc)
                 return ModelSurvey(card.legal_cuts)
-            _forget_oldest(self._known)
+            forget_oldest(self._known, MAX_KEPT)
         return self._known[key]
 
     async def here(self, card: ModelCard, engine: str) -> ModelSurvey:
@@ -154,8 +154,9 @@ class Surveys:
         return survey
 
 
-def _forget_oldest(entries: dict[tuple[str, str], Any]) -> None:
-    while len(entries) > MAX_KEPT:
+def forget_oldest(entries: dict[Any, Any], most: int) -> None:
+    """Keeps at most so many entries."""
+    while len(entries) > most:
         del entries[next(iter(entries))]
 
 

@@ -13,8 +13,7 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models import calls
-from exo_mesh.models.cards.card_store import CardStore
-from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.card_store import CardStore, shipped_cards
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.checks import OnWrong
 from exo_mesh.models.downloads.rules import FetchRules

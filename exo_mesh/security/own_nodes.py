@@ -82,7 +82,7 @@ class ListeningMark:
         node = {"home": str(home.absolute()), "host": host, "port": port, "name": name}
         more = {"certificate": str(certificate or ""), "pid": os.getpid(), "began": began(os.getpid())}
         text = json.dumps(node | more)
-        with _locked_folder(folder):
+        with locked_folder(folder):
             _remove_stale(folder)
             # A new file, because a client that checks the old one may hold its lock for a moment.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -295,9 +295,9 @@ def _make_private(folder: Path) -> None:
 
 
 @contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    """Locks the folder while a mark is created, so that another starting node does not remove the mark before it is
-    locked."""
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Locks a folder while something is created in it, so that another process does not remove it as abandoned before
+    it is locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -80,10 +80,18 @@ def share(text: str) -> float:
 
 def seconds(low: float, high: float) -> Callable[[str], float]:
     """Returns a parser of durations in seconds from low to high."""
+    return _between(low, high, f"seconds from {low:g} to {high:g} are needed")
 
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """Returns a parser of decimal numbers from low to high."""
+    return _between(low, high, f"a number from {low:g} to {high:g} is needed")
+
+
+def _between(low: float, high: float, needed: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
-            raise ValueError(f"seconds from {low:g} to {high:g} are needed")
+            raise ValueError(needed)
         return float(text)
 
     return parse
@@ -111,17 +119,6 @@ class SomeOf:
     def __call__(self, text: str) -> str | None:
         word = OneOf(self.choices)(text)
         return None if word == "none" else word
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Returns a parser of decimal numbers from low to high."""
-
-    def parse(text: str) -> float:
-        if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
-            raise ValueError(f"a number from {low:g} to {high:g} is needed")
-        return float(text)
-
-    return parse
 
 
 def one_of(*choices: str) -> OneOf:

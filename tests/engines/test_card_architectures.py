@@ -16,7 +16,7 @@ import pytest
 from exo_mesh_mlx.provider import _remapping
 
 from exo_mesh.engine.contract import EngineProvider
-from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.card_store import shipped_cards
 from tools.architectures.check import check
 from tools.architectures.pages import PAGES
 

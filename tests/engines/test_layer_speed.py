@@ -81,7 +81,7 @@ def test_an_engine_that_declares_no_inputs_cannot_be_measured(model_dir: Path) -
 @pytest.mark.extended
 def test_the_child_prints_figures_or_an_error_without_paths(model_dir: Path) -> None:
     for engine, key in (("numpy", "speed"), ("unknown", "error")):
-        command = [sys.executable, "-m", "exo_mesh.rings.runner.layer_speed", engine, str(model_dir), "{}"]
+        command = [sys.executable, "-m", "exo_mesh.rings.runner.asking.layer_speed", engine, str(model_dir), "{}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         said = json.loads(done.stdout.splitlines()[-1])
         assert list(said) in ([key], ["disturbed"]) and done.returncode == (key == "error")

@@ -17,10 +17,10 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 from exo_mesh_mlx import provider
 from exo_mesh_mlx.arranging import PATIENCE, BlockKeeper, is_similar
-from exo_mesh_mlx.blocks import KvBlock
 from exo_mesh_mlx.caches import CacheLayout, SequenceCache
 from exo_mesh_mlx.engine import MlxStage
 from exo_mesh_mlx.options import MlxOptions, parse_options
+from exo_mesh_mlx.shared.blocks import KvBlock
 from exo_mesh_mlx.shared.parts import STEP
 from mlx_lm.models import cache as mlx_caches
 

@@ -19,7 +19,7 @@ pytest.importorskip("mlx.core")
 
 
 def ask(engine: str, model_dir: Path) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "exo_mesh.rings.runner.survey", engine, str(model_dir)]
+    command = [sys.executable, "-m", "exo_mesh.rings.runner.asking.survey", engine, str(model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 

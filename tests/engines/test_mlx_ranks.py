@@ -175,7 +175,7 @@ def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
     size = (model_dir / "model.safetensors").stat().st_size
     assert 500e6 < size < 600e6
     measured = subprocess.run(
-        [sys.executable, "-m", "exo_mesh.rings.runner.measure", "mlx", str(model_dir),
+        [sys.executable, "-m", "exo_mesh.rings.runner.asking.measure", "mlx", str(model_dir),
          "--what", "peak", "--layers", "0:8"],
         capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip

@@ -25,8 +25,8 @@ from exo_mesh.domain.runner.reports import RunnerListening
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import MeshError, RankLostError
 from exo_mesh.rings.prefix_disk.folder import stored_files
-from exo_mesh.rings.runner.ranks import LEADER_GONE_S
-from exo_mesh.rings.runner.rendezvous import MEET_S
+from exo_mesh.rings.runner.group.ranks import LEADER_GONE_S
+from exo_mesh.rings.runner.group.rendezvous import MEET_S
 from exo_mesh.settings.values import MOST_CACHE_BYTES
 from exo_mesh.wire.control_driver import DriverChannels
 from exo_mesh.wire.ring_link import LOST_AFTER_S

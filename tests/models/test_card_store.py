@@ -12,8 +12,7 @@ import pytest
 from exo_mesh.domain.view import MAX_CARDS_PER_OWNER, CardInfo
 from exo_mesh.errors import InputError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
-from exo_mesh.models.cards.card_store import CardStore
-from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.card_store import CardStore, shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, Machine, make_node, mesh, until

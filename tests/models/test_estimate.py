@@ -8,8 +8,8 @@ import pytest
 
 from exo_mesh.api.listed import known_object
 from exo_mesh.cli.verbs.models import facts
+from exo_mesh.models.cards.card_store import shipped_cards
 from exo_mesh.models.cards.estimate import estimated_bytes
-from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.models.cards.card_store import shipped_cards
 from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
-from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, ToolingSection
 from exo_mesh.models.profiles import facts_in
 from exo_mesh.node.node import Node

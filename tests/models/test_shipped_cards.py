@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.card_store import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard
 
 FIELDS = {"n_layers": "num_hidden_layers", "hidden_size": "hidden_size", "kv_heads": "num_key_value_heads",

@@ -19,8 +19,8 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import MeshError
-from exo_mesh.rings.runner.ranks import RankFiles
-from exo_mesh.rings.runner.rendezvous import meet
+from exo_mesh.rings.runner.group.ranks import RankFiles
+from exo_mesh.rings.runner.group.rendezvous import meet
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,35 +9,16 @@ until every node is ready, and until each of them sees all others as alive.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
 from typing import Any
 
-from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
-from exo_mesh.errors import DeadlineError, MeshError
+from exo_mesh.cli.client.local_mesh import await_joined, local_mesh
 from tools.bench.sides import hogs
 
 READY_S, JOIN_S = 300.0, 120.0
 BAR_S = 30.0
 """From the moment in which the last node is ready."""
-POLL_S = 0.25
-
-
-def wait_for_one_mesh(mesh: LocalMesh, begin: float) -> None:
-    """Waits until each node sees all others as alive. Raises DeadlineError after JOIN_S."""
-    waiting = list(range(len(mesh.children)))
-    while waiting:
-        if time.monotonic() - begin > JOIN_S:
-            raise DeadlineError(
-                f"{len(waiting)} of {len(mesh.children)} nodes do not see all others after {JOIN_S:g} s"
-            )
-        with contextlib.suppress(MeshError):
-            peers = mesh.client(waiting[0]).get("/state")["view"]["peers"]
-            if sum(peer["alive"] for peer in peers) >= len(mesh.children):
-                waiting.pop(0)
-                continue
-        time.sleep(POLL_S)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             child.wait_ready(READY_S)
         ready = time.monotonic()
         print(f"{args.nodes} nodes are ready after {ready - begin:.1f} s", flush=True)
-        wait_for_one_mesh(mesh, ready)
+        await_joined(mesh.children, args.nodes, JOIN_S)
         joined_s = time.monotonic() - ready
         logs = [child.log for child in mesh.children]
     wrong = sum(log.count(" is dead") for log in logs)

@@ -25,7 +25,7 @@ from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import EngineError, InputError
-from exo_mesh.rings.runner.ranks import RankFiles
+from exo_mesh.rings.runner.group.ranks import RankFiles
 
 START_S = 60.0
 MAX_BYTES = 1 << 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tools.dashboards.boards import Board, Panel, Query, Row, events, quantile, quantiles, rate, series, total
 
 _ERROR_SHARE = (
@@ -9,51 +11,43 @@ _ERROR_SHARE = (
     f" / ({total(rate('exo_mesh_requests_total'))} > 0) or vector(0)"
 )
 
+_STAT: dict[str, Any] = {"kind": "stat", "width": 4, "height": 4}
+
 _NOW = (
     Panel(
         "Live nodes",
         "Largest number of live nodes that any node of the mesh sees, itself included.",
         "short",
         (Query(f"max({series('exo_mesh_nodes_active')})", "nodes"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
     ),
     Panel(
         "Nodes that are ready",
         "Nodes whose /readyz answers 200. If fewer than the live nodes, some drain, wait for peers or have failed.",
         "short",
         (Query(total(series("exo_mesh_node_ready")), "ready"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
     ),
     Panel(
         "Requests in progress",
         "Requests that have entered and not ended, on all chosen nodes.",
         "short",
         (Query(total(series("exo_mesh_requests_in_progress")), "requests"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
     ),
     Panel(
         "Output tokens per second",
         "Tokens that clients receive now, over all models.",
         "short",
         (Query(total(rate("exo_mesh_tokens_generated_total")), "tokens/s"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
     ),
     Panel(
         "First token, p95",
         "Within this time 95 of 100 requests get their first token.",
         "s",
         (Query(quantile(0.95, "exo_mesh_first_token_latency_seconds"), "p95"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
         thresholds=((None, "green"), (5, "orange"), (10, "red")),
     ),
     Panel(
@@ -61,9 +55,7 @@ _NOW = (
         "Share of the requests that end in an error. A request that its client cancels is not an error.",
         "percentunit",
         (Query(_ERROR_SHARE, "failed"),),
-        kind="stat",
-        width=4,
-        height=4,
+        **_STAT,
         thresholds=((None, "green"), (0.01, "orange"), (0.05, "red")),
     ),
 )

@@ -21,6 +21,7 @@ import psutil
 
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.child_node import ChildNode, own_environ, start_node
+from exo_mesh.cli.client.local_mesh import await_joined
 from exo_mesh.security.secret import new_secret, write_new
 from tools.bench.sides import hogs
 
@@ -131,7 +132,7 @@ def running(
             limit_memory(node.pid)
             node.wait_ready(60)
             rig.nodes.append(node)
-        _await_all(rig)
+        await_joined(rig.nodes[:1], num_nodes)
         rig.instance()
         rig.answer = rig.ask()
         yield rig
@@ -145,12 +146,6 @@ def start_peer(rig: Rig, models: Path, *flags: str) -> ChildNode:
     limit_memory(peer.pid)
     peer.wait_ready(60)
     return peer
-
-
-def _await_all(rig: Rig) -> None:
-    end = time.monotonic() + 30
-    while len(rig.api.get("/state")["view"]["peers"]) < len(rig.nodes) and time.monotonic() < end:
-        time.sleep(0.1)
 
 
 def limit_memory(pid: int) -> None:

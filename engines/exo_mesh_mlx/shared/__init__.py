@@ -1,1 +1,1 @@
-"""Shares the memory of sequences that begin alike."""
+"""Shares arrays among sequences: blocks of several, and the memory of those that begin alike."""

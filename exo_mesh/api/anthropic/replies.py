@@ -82,7 +82,7 @@ class MessageReply(Reply):
         for block in self._content:
             if isinstance(block, ThinkingObject) and self._hides_thinking:
                 block.thinking = ""
-        made.content, made.usage = self._content, self._usage()
+        made.content, made.usage = self._content, MessageUsage(**self._counts())
         return made
 
     def chunks(self, step: AnswerStep) -> list[Any]:
@@ -144,7 +144,7 @@ class MessageReply(Reply):
                 self._close(made)
             case OutputEnd():
                 self._close(made)
-                made += [MessageDelta(_stop(event), self._delta_usage()), MessageStop()]
+                made += [MessageDelta(_stop(event), DeltaUsage(**self._counts())), MessageStop()]
 
     def _begin(self, block: ContentObject, made: list[Event]) -> None:
         """Begin a block, unless one of its kind is being written."""
@@ -165,25 +165,18 @@ class MessageReply(Reply):
 
     def _message(self, content: list[ContentObject]) -> MessageObject:
         prepared = self._answer.prepared
-        return MessageObject(id=prepared.id, model=prepared.model, content=content, usage=self._usage())
-
-    def _usage(self) -> MessageUsage:
-        cached = self._answer.num_cached_tokens
-        return MessageUsage(
-            input_tokens=self._answer.num_prompt_tokens - cached,
-            cache_read_input_tokens=cached,
-            output_tokens=self._answer.num_tokens,
-            output_tokens_details=self._thinking_tokens(),
+        return MessageObject(
+            id=prepared.id, model=prepared.model, content=content, usage=MessageUsage(**self._counts())
         )
 
-    def _delta_usage(self) -> DeltaUsage:
+    def _counts(self) -> dict[str, Any]:
         cached = self._answer.num_cached_tokens
-        return DeltaUsage(
-            input_tokens=self._answer.num_prompt_tokens - cached,
-            cache_read_input_tokens=cached,
-            output_tokens=self._answer.num_tokens,
-            output_tokens_details=self._thinking_tokens(),
-        )
+        return {
+            "input_tokens": self._answer.num_prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._answer.num_tokens,
+            "output_tokens_details": self._thinking_tokens(),
+        }
 
     def _thinking_tokens(self) -> ThinkingTokens | None:
         count = self._answer.num_reasoning_tokens

@@ -1,4 +1,4 @@
-"""Runs child processes that answer lines with lines, such as those that measure engines (rings/runner/measure.py)."""
+"""Runs child processes that answer lines with lines, such as those of rings/runner/asking/measure.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LINE = 1 << 20
 def engine_command(engine: str, model_dir: Path, options: Mapping[str, str], deadline_s: float) -> list[str]:
     """The command line of a measuring child, without the task."""
     pairs = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
-    child = [sys.executable, "-m", "exo_mesh.rings.runner.measure", engine, str(model_dir)]
+    child = [sys.executable, "-m", "exo_mesh.rings.runner.asking.measure", engine, str(model_dir)]
     return [*child, *pairs, "--deadline", str(deadline_s)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, free_port, start_node, stop_all
+from exo_mesh.cli.client.child_node import ChildNode, ChildNodeError, ReadyNode, free_port, start_node, stop_all
 from exo_mesh.errors import DeadlineError, MeshError
 
 _JOIN_DEADLINE_S = 30.0
@@ -37,13 +37,21 @@ class LocalMesh:
         """Wait until all nodes are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""
         for child in self.children:
             child.wait_ready()
-        end = time.monotonic() + _JOIN_DEADLINE_S
-        while time.monotonic() < end:
-            peers = self.client().get("/state")["view"]["peers"]
-            if sum(peer["alive"] for peer in peers) >= len(self.children):
-                return
-            time.sleep(_POLL_S)
-        raise DeadlineError(f"the peers did not find each other within {_JOIN_DEADLINE_S:g} s")
+        await_joined(self.children[:1], len(self.children))
+
+
+def await_joined(nodes: Sequence[ReadyNode], num_peers: int, deadline_s: float = _JOIN_DEADLINE_S) -> None:
+    """Waits until each of these nodes sees so many living peers, itself included. Raises DeadlineError."""
+    end = time.monotonic() + deadline_s
+    waiting = list(nodes)
+    while waiting:
+        with contextlib.suppress(MeshError):
+            if sum(peer["alive"] for peer in waiting[0].state()["view"]["peers"]) >= num_peers:
+                waiting.pop(0)
+                continue
+        if time.monotonic() > end:
+            raise DeadlineError(f"{len(waiting)} of {num_peers} nodes do not see all others after {deadline_s:g} s")
+        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any, cast
 from exo_mesh.domain.embedding import GENERATION
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import quantization_of, text_config
+from exo_mesh.models.cards.card_store import shipped_cards
 from exo_mesh.models.cards.profile import TemplateFacts
-from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import Capability, Task, TomlCard
 
 

@@ -39,7 +39,6 @@ from exo_mesh.domain.reports import (
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.errors import MemoryPressureError
-from exo_mesh.mesh.membership.links import hops_of_others
 from exo_mesh.mesh.membership.peers import Peer
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.hosting.status_board import StageBeat
@@ -310,3 +309,14 @@ def describe_topology(membership: Membership, instances: Instances) -> TopologyR
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+def hops_of_others(own_id: str, readings: Mapping[str, Telemetry]) -> list[tuple[str, HopReading]]:
+    """(peer, its link to another peer) once for each pair of other live peers. If both peers report their link, the
+    report of the peer with the lower id is used."""
+    found: dict[tuple[str, str], tuple[str, HopReading]] = {}
+    for reporter in sorted(readings):
+        for hop in readings[reporter].hops:
+            if own_id not in (reporter, hop.peer_id) and hop.peer_id in readings and reporter != hop.peer_id:
+                found.setdefault((min(reporter, hop.peer_id), max(reporter, hop.peer_id)), (reporter, hop))
+    return [found[pair] for pair in sorted(found)]

@@ -12,7 +12,7 @@ from exo_mesh.domain.request import GenerateRequest, Prefilled, PrefixReport, Pr
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, OverloadError, StageLostError
 from exo_mesh.rings.runner.inbox import Cancel, Submit, Unpark
 from exo_mesh.rings.runner.mailbox import CallerUpdate, Drawn, DriverNews, Laps, Mailbox
-from exo_mesh.rings.runner.pictures.store import PictureStore
+from exo_mesh.rings.runner.picture_store import PictureStore
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.wire.calls import GENERATE, PUT_IMAGE, RECALL, UPLOAD_S
 from exo_mesh.wire.driver_codec import (

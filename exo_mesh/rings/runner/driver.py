@@ -39,8 +39,7 @@ from exo_mesh.rings.runner.replays import Replays
 from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
-from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds, Work
 from exo_mesh.rings.runner.sequence_starts import SequenceStarts
 
 IDLE_LAP_S = 5.0

@@ -15,9 +15,9 @@ from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError
 from exo_mesh.rings.runner.calls import DriverService
+from exo_mesh.rings.runner.group.ranks import RankLinks, watch_leader
 from exo_mesh.rings.runner.inbox import Change, Reassure
 from exo_mesh.rings.runner.queue_places import SIGN_OF_LIFE_S
-from exo_mesh.rings.runner.ranks import RankLinks, watch_leader
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import CredentialSource

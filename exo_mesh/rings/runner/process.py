@@ -33,9 +33,9 @@ from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.rings.prefix_disk.folder import FileLimits
 from exo_mesh.rings.runner.endpoint import Endpoint
 from exo_mesh.rings.runner.engine_thread import EngineThread
+from exo_mesh.rings.runner.group.ranks import RankFiles
 from exo_mesh.rings.runner.inbox import Change
 from exo_mesh.rings.runner.node_link import EXIT_ORPHANED, NodeLink
-from exo_mesh.rings.runner.ranks import RankFiles
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK
 from exo_mesh.rings.runner.stage_setup import DiskSetup, PreparedEngine, StageSetup
 from exo_mesh.rings.runner.worker import Worker

@@ -10,13 +10,12 @@ from exo_mesh.domain.frame import UNKNOWN_OP, Copy, Fault, Insert, Keep, ListDis
 from exo_mesh.domain.request import Prefilled
 from exo_mesh.rings.runner.callers import Callers
 from exo_mesh.rings.runner.generation import Generation
-from exo_mesh.rings.runner.pictures.sender import PictureSender
+from exo_mesh.rings.runner.picture_sender import PictureSender
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.disk_index import LEAST_TOKENS, DiskIndex, OnDisk
 from exo_mesh.rings.runner.prefix.shared_prompts import SharedPrompts
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
-from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds, Work
 
 _log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from exo_mesh.engine.contract import (
     StageOutput,
 )
 from exo_mesh.errors import EngineError, InputError, MeshError
-from exo_mesh.rings.runner.disk.store import RANK_TAKE_S, TAKE_S, DiskStore
+from exo_mesh.rings.runner.disk_store import RANK_TAKE_S, TAKE_S, DiskStore
 
 _SPARE = 0
 """A sequence that no driver uses: a file with more positions than are wanted is read into it first."""

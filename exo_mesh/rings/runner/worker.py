@@ -16,12 +16,14 @@ from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
-from exo_mesh.rings.runner.disk.parts import disk_index, disk_store, ring_of
-from exo_mesh.rings.runner.disk.store import DiskStore
+from exo_mesh.rings.runner.disk_parts import disk_index, disk_store, ring_of
+from exo_mesh.rings.runner.disk_store import DiskStore
 from exo_mesh.rings.runner.driver import CALM_LAP_S, IDLE_LAP_S, Driver
 from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.frame_clock import FrameClock
 from exo_mesh.rings.runner.grammars import Grammars
+from exo_mesh.rings.runner.group.ranks import frame_deadline_s
+from exo_mesh.rings.runner.group.rendezvous import group_key, meet
 from exo_mesh.rings.runner.inbox import (
     Arrived,
     Cancel,
@@ -35,8 +37,6 @@ from exo_mesh.rings.runner.inbox import (
     Unpark,
 )
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
-from exo_mesh.rings.runner.ranks import frame_deadline_s
-from exo_mesh.rings.runner.rendezvous import group_key, meet
 from exo_mesh.rings.runner.ring_rest import RingRest
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerLimits

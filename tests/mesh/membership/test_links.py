@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exo_mesh.domain.device import HopReading, Telemetry
 from exo_mesh.domain.reports import LinkReport
-from exo_mesh.mesh.membership.links import hops_of_others
+from exo_mesh.node.inspection.describe import hops_of_others
 from tests.support.nodes import mesh, until
 
 

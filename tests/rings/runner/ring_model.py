@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Request
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Work
 
 Cost = Callable[[Work], float]
 """Seconds that a stage computes for a frame."""

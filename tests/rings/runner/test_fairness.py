@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 from tests.rings.runner.ring_model import Cost, RingModel
 from tests.rings.runner.test_pace import costs
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.rings.runner.scheduling.pace import FORGET_AFTER, MAX_BATCHES_PER_STAGE, Curve, Pace
-from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 from tests.rings.runner.ring_model import Cost, RingModel
 
 

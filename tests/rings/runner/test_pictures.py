@@ -25,7 +25,7 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.errors import EngineError, InputError, OverloadError, PeerVersionError
 from exo_mesh.rings.runner.calls import DriverService
-from exo_mesh.rings.runner.pictures.store import KEEP_S, MAX_WAITING_BYTES, PictureStore
+from exo_mesh.rings.runner.picture_store import KEEP_S, MAX_WAITING_BYTES, PictureStore
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 from exo_mesh.rings.runner.stage import Stage

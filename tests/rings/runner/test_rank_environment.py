@@ -16,7 +16,7 @@ import pytest
 from exo_mesh.cli.bench.local_ring import free_endpoints
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix
 from exo_mesh.errors import EngineError
-from exo_mesh.rings.runner.rank_environment import VARIABLES, environment
+from exo_mesh.rings.runner.group.environment import VARIABLES, environment
 
 pytest.importorskip("mlx.core")
 common = pytest.importorskip("mlx._distributed_utils.common")

@@ -22,8 +22,8 @@ from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
+from exo_mesh.rings.runner.group.ranks import RankLinks
 from exo_mesh.rings.runner.inbox import Cancel, Submit
-from exo_mesh.rings.runner.ranks import RankLinks
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.rings.runner.stage_setup import StageSetup

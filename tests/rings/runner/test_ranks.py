@@ -14,8 +14,8 @@ from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck
 from exo_mesh.errors import EngineError, RankLostError
-from exo_mesh.rings.runner.rank_environment import HOSTFILE, VARIABLES
-from exo_mesh.rings.runner.ranks import RankFiles, RankLinks, frame_deadline_s, watch_leader
+from exo_mesh.rings.runner.group.environment import HOSTFILE, VARIABLES
+from exo_mesh.rings.runner.group.ranks import RankFiles, RankLinks, frame_deadline_s, watch_leader
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.wire import ring_link
 from tests.rings.runner.test_stage_and_driver import TinyEngine
@@ -92,14 +92,14 @@ async def test_a_rank_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_leader_that_was_never_told_of_its_ranks_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("exo_mesh.rings.runner.ranks.HAND_OUT_S", 0.2)
+    monkeypatch.setattr("exo_mesh.rings.runner.group.ranks.HAND_OUT_S", 0.2)
     async with group_of(1) as (links, _, _running):
         with pytest.raises(RankLostError, match="rank 1 has taken no frame"):
             await links.hand_out(frame(1))
 
 
 async def test_a_rank_whose_leader_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.rings.runner.ranks.LEADER_GONE_S", 0.5)
+    monkeypatch.setattr("exo_mesh.rings.runner.group.ranks.LEADER_GONE_S", 0.5)
     async with group_of(1) as (links, (rank,), running):
         watch = asyncio.create_task(watch_leader(rank.receiver))
         links.link_to([f"127.0.0.1:{rank.port}"])
@@ -111,7 +111,7 @@ async def test_a_rank_whose_leader_is_gone_ends(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_rank_whose_leader_never_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.rings.runner.ranks.FIRST_CALL_S", 0.2)
+    monkeypatch.setattr("exo_mesh.rings.runner.group.ranks.FIRST_CALL_S", 0.2)
     with pytest.raises(RankLostError, match="the leader of the tensor group"):
         await asyncio.wait_for(watch_leader(Receiving().receiver), 20)
 

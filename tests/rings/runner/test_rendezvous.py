@@ -14,7 +14,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import RankLostError
-from exo_mesh.rings.runner.rendezvous import group_key, meet
+from exo_mesh.rings.runner.group.rendezvous import group_key, meet
 
 KEY = b"k" * 32
 PATIENCE_S = 20.0

@@ -12,8 +12,7 @@ from exo_mesh.domain.request import FLEX_PRIORITY
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.queue import FLEX_TURNS
 from exo_mesh.rings.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits
-from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 
 
 def scheduler_of(num_stages: int, **limits: int) -> Scheduler:

@@ -15,7 +15,15 @@ import pytest
 
 from exo_mesh.domain.agreement import MAX_DIFFERENCE, AgreementVerdict, RangeReport, Report, compare
 from exo_mesh.engine.registry import providers
-from exo_mesh.rings.runner.selftest import MAX_VALUES, NUM_TOKENS, counted_values, parse_ranges, run, sample, token_ids
+from exo_mesh.rings.runner.asking.selftest import (
+    MAX_VALUES,
+    NUM_TOKENS,
+    counted_values,
+    parse_ranges,
+    run,
+    sample,
+    token_ids,
+)
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
 
 
@@ -91,7 +99,7 @@ def test_a_model_that_differs_only_by_its_window_is_told_apart(tmp_path: Path) -
 
 
 def child(*argv: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "exo_mesh.rings.runner.selftest", *argv]
+    command = [sys.executable, "-m", "exo_mesh.rings.runner.asking.selftest", *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -105,7 +113,7 @@ def test_an_engine_that_is_no_part_of_any_mixed_ring_says_so_and_leaves_nothing_
 
 
 def test_a_child_ends_with_the_node_that_asked(tmp_path: Path) -> None:
-    program = "import sys, time; from exo_mesh.rings.runner.lifeline import tie\n"
+    program = "import sys, time; from exo_mesh.rings.runner.asking.lifeline import tie\n"
     program += "print(tie(sys.argv[1:]), flush=True); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "--tied", "x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

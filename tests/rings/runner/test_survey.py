@@ -10,7 +10,7 @@ from exo_mesh_dummy import provider
 from exo_mesh_dummy.provider import DummyProvider
 
 from exo_mesh.engine.contract import ModelSurvey
-from exo_mesh.rings.runner.survey import answer
+from exo_mesh.rings.runner.asking.survey import answer
 
 
 class _BrokenSurveyor(DummyProvider):

@@ -16,7 +16,7 @@ from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Scheduled
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Work
 from exo_mesh.rings.runner.stage import Stage
 from tests.rings.runner.ring_model import RingModel
 from tests.rings.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, ids, request

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from exo_mesh.models.cards.card_store import shipped_cards
 from exo_mesh.models.cards.profile import resolve_profile
-from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import (
     HARMONY,

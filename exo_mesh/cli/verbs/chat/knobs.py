@@ -26,19 +26,9 @@ class Knob:
     help: str
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
+def _between(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
     def read(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    return read
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
+        value = kind(text)
         if not low <= value <= high:
             raise ValueError
         return value
@@ -70,15 +60,21 @@ def _stops(text: str) -> list[str]:
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 KNOBS = {
-    "temperature": Knob("temperature", _number(0, 2), "0 to 2", "0 = always the most likely token"),
-    "top_p": Knob("top_p", _number(0, 1), "0 to 1", "sample from the likeliest tokens with this total probability"),
-    "top_k": Knob("top_k", _whole(-1, _INT32), "a whole number", "sample from this many likeliest tokens; -1 = all"),
-    "min_p": Knob("min_p", _number(0, 1), "0 to 1", "lowest probability, as a share of the likeliest token's"),
-    "max_tokens": Knob("max_tokens", _whole(1, _INT32), "1 or more", "longest answer in tokens"),
-    "seed": Knob("seed", _whole(-_INT64, _INT64 - 1), "a whole number", "the same seed gives the same text"),
-    "repetition_penalty": Knob("repetition_penalty", _number(0.01, 10), "0.01 to 10", "above 1: less repetition"),
-    "presence_penalty": Knob("presence_penalty", _number(-2, 2), "-2 to 2", "above 0: more new subjects"),
-    "frequency_penalty": Knob("frequency_penalty", _number(-2, 2), "-2 to 2", "above 0: fewer frequent tokens"),
+    "temperature": Knob("temperature", _between(float, 0, 2), "0 to 2", "0 = always the most likely token"),
+    "top_p": Knob(
+        "top_p", _between(float, 0, 1), "0 to 1", "sample from the likeliest tokens with this total probability"
+    ),
+    "top_k": Knob(
+        "top_k", _between(int, -1, _INT32), "a whole number", "sample from this many likeliest tokens; -1 = all"
+    ),
+    "min_p": Knob("min_p", _between(float, 0, 1), "0 to 1", "lowest probability, as a share of the likeliest token's"),
+    "max_tokens": Knob("max_tokens", _between(int, 1, _INT32), "1 or more", "longest answer in tokens"),
+    "seed": Knob("seed", _between(int, -_INT64, _INT64 - 1), "a whole number", "the same seed gives the same text"),
+    "repetition_penalty": Knob(
+        "repetition_penalty", _between(float, 0.01, 10), "0.01 to 10", "above 1: less repetition"
+    ),
+    "presence_penalty": Knob("presence_penalty", _between(float, -2, 2), "-2 to 2", "above 0: more new subjects"),
+    "frequency_penalty": Knob("frequency_penalty", _between(float, -2, 2), "-2 to 2", "above 0: fewer frequent tokens"),
     "stop": Knob("stop", _stops, 'a text, or a list such as ["a", "b"]', "stop the answer before this text"),
     "think": Knob("enable_thinking", _switch, "on or off", "let the model think before it answers"),
     "effort": Knob("reasoning_effort", _one_of(*_EFFORTS), ", ".join(_EFFORTS), "how long the model thinks"),

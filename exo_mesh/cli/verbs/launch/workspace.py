@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from exo_mesh.base.random_hex import random_hex
+from exo_mesh.security.own_nodes import locked_folder
 
 _LOCK, _RECORD = "lock", "run.json"
 KEEP_S = 30 * 86_400.0
@@ -36,7 +37,7 @@ class Workspace:
         """Create a directory below `root`. Raises OSError."""
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
-        with _scanning(root):
+        with locked_folder(root):
             path = root / random_hex(8)
             path.mkdir(mode=0o700)
             return cls(path, _locked(path))
@@ -78,7 +79,7 @@ def remove_abandoned(root: Path, revoke: Callable[[str, str], bool]) -> list[str
 
 
 def _abandoned(root: Path) -> list[Workspace]:
-    with _scanning(root):
+    with locked_folder(root):
         found = []
         for path in root.iterdir():
             with suppress(OSError):  # it is locked, or another run removes it
@@ -95,17 +96,6 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-@contextmanager
-def _scanning(root: Path) -> Iterator[None]:
-    """Lock the parent directory, so that nobody takes a new directory for an abandoned one before it is locked."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> dict[str, str]:

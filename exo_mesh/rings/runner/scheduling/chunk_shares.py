@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.images import whole_row
-from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 
 LEAST_PIECE = 16
 """Fewest tokens with which a prompt begins or continues in a chunk that others fill: engines that compute row by row

@@ -14,8 +14,7 @@ from exo_mesh.rings.runner.scheduling.chunk_shares import chunk_of, deal_chunk
 from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
-from exo_mesh.rings.runner.scheduling.sequence import Sequence
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 
 PREFILL_CHUNK = MOST_CHUNK_TOKENS
 """Most tokens of a prefill frame, unless a setting asks for less."""

@@ -15,10 +15,10 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.prefix_disk.folder import FileLimits, StageFolder
-from exo_mesh.rings.runner.disk.store import DiskStore
+from exo_mesh.rings.runner.disk_store import DiskStore
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Work
 from exo_mesh.rings.runner.stage import Stage
 from tests.rings.runner.prefix.random_ring import CachingRing
 from tests.rings.runner.prefix.test_prefix_ring import KeepingEngine, RecurrentEngine

@@ -12,9 +12,9 @@ import pytest
 from exo_mesh.domain.frame import ListDisk, ReadAhead, StoreKv
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.rings.prefix_disk.folder import FileLimits, StageFolder, stored_files
-from exo_mesh.rings.runner.disk import store as disk_store
+from exo_mesh.rings.runner import disk_store
 from exo_mesh.rings.runner.prefix import disk_index
-from exo_mesh.rings.runner.scheduling.work import Work
+from exo_mesh.rings.runner.scheduling.sequence import Work
 from tests.rings.runner.prefix.disk_ring import DiskRing, until
 from tests.rings.runner.prefix.test_prefix_ring import answer, counts
 from tests.rings.runner.test_stage_and_driver import expected, ids

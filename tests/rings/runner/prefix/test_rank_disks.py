@@ -16,8 +16,8 @@ from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.rings.prefix_disk.folder import FileLimits
-from exo_mesh.rings.runner.disk.parts import disk_store, ring_of
-from exo_mesh.rings.runner.disk.store import RANK_TAKE_S, TAKE_S
+from exo_mesh.rings.runner.disk_parts import disk_store, ring_of
+from exo_mesh.rings.runner.disk_store import RANK_TAKE_S, TAKE_S
 from exo_mesh.rings.runner.prefix import disk_index
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.rings.runner.stage_setup import DiskSetup, StageSetup

@@ -1,4 +1,4 @@
-"""`python -m exo_mesh.rings.runner.survey ENGINE MODEL_DIR [OPTIONS]`: prints an engine's survey as JSON.
+"""`python -m exo_mesh.rings.runner.asking.survey ENGINE MODEL_DIR [OPTIONS]`: prints an engine's survey as JSON.
 
 OPTIONS: a JSON object of the engine options with which the stages would be loaded.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from exo_mesh.engine.contract import EngineProvider, ModelSurvey, Surveyor
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError, ModelError
-from exo_mesh.rings.runner.lifeline import tie
+from exo_mesh.rings.runner.asking.lifeline import tie
 from exo_mesh.weights.model_files import without_paths
 
 MAX_TEXT = 300

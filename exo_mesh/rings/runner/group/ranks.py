@@ -15,7 +15,7 @@ from exo_mesh.domain.frame import Frame, MemoryStatus, RingHello
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck
 from exo_mesh.errors import RankLostError, StageLostError
-from exo_mesh.rings.runner.rank_environment import VARIABLES, environment
+from exo_mesh.rings.runner.group.environment import VARIABLES, environment
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.wire.ring_link import LOST_AFTER_S, RingLink
 from exo_mesh.wire.ring_receiver import RingReceiver

@@ -1,6 +1,7 @@
-"""`python -m exo_mesh.rings.runner.measure ENGINE MODEL_DIR`: measures how fast an engine is here, as lines of JSON.
+"""`python -m exo_mesh.rings.runner.asking.measure ENGINE MODEL_DIR`: measures how fast an engine is here.
 
-A node or `exo-mesh bench` starts it in a process of its own, because it imports the engine's library and loads weights.
+It writes lines of JSON. A node or `exo-mesh bench` starts it in a process of its own, because it imports the engine's
+library and loads weights.
 
     --what slice     one line: seconds of a few layers for 1 to 16 rows, of a prefill, and the memory's bandwidth
     --what engine    loads the whole model and prints a line; then, for every line `PROMPT STEPS` on standard input,
@@ -39,7 +40,7 @@ MAX_PROMPT, MAX_STEPS = 32768, 4096
 
 def main(argv: Sequence[str]) -> int:
     """Run the measurement; 0, or 1 after an {"error": …} line."""
-    parser = argparse.ArgumentParser(prog="exo_mesh.rings.runner.measure", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="exo_mesh.rings.runner.asking.measure", description=__doc__.split("\n")[0])
     parser.add_argument("engine")
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--what", choices=("slice", "engine", "library", "peak"), default="slice")

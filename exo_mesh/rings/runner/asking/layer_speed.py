@@ -1,4 +1,4 @@
-"""`python -m exo_mesh.rings.runner.layer_speed ENGINE MODEL_DIR OPTIONS`: prints an engine's speed as JSON.
+"""`python -m exo_mesh.rings.runner.asking.layer_speed ENGINE MODEL_DIR OPTIONS`: prints an engine's speed as JSON.
 
 OPTIONS: a JSON object of the engine options with which the stages would be loaded.
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from exo_mesh.engine.layer_speed import MAX_OTHER_WORK, OtherWork, measure_speed
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import MeshError
-from exo_mesh.rings.runner.lifeline import tie
+from exo_mesh.rings.runner.asking.lifeline import tie
 from exo_mesh.weights.model_files import without_paths
 
 MAX_TEXT = 300

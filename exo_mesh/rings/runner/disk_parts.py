@@ -12,7 +12,7 @@ from exo_mesh.engine.registry import provider
 from exo_mesh.errors import ModelError
 from exo_mesh.rings.prefix_disk.folder import StageFolder
 from exo_mesh.rings.prefix_disk.makers import KvMaker
-from exo_mesh.rings.runner.disk.store import DiskStore
+from exo_mesh.rings.runner.disk_store import DiskStore
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.weights.fetched import read_manifest

@@ -1,5 +1,5 @@
-"""`python -m exo_mesh.rings.runner.selftest ENGINE MODEL_DIR SCRATCH_DIR RANGES [OPTIONS]`: computes a few layers for
-comparison.
+"""`python -m exo_mesh.rings.runner.asking.selftest ENGINE MODEL_DIR SCRATCH_DIR RANGES [OPTIONS]`: computes a few
+layers for comparison.
 
 RANGES: `0:1,5:6`, half-open. OPTIONS: a JSON object of engine options. Two engines must give nearly equal outputs for
 equal inputs before their stages may join one ring. Inputs are the same on every machine: token ids and hidden states
@@ -34,7 +34,7 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, InputError, MeshError
-from exo_mesh.rings.runner.lifeline import tie
+from exo_mesh.rings.runner.asking.lifeline import tie
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.excerpt import write_excerpt
 from exo_mesh.weights.model_files import read_json, without_paths

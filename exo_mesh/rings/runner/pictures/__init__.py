@@ -1,1 +1,0 @@
-"""The images of requests at a driver: what entry peers have sent, and what goes round the ring."""
