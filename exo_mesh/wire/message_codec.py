@@ -14,6 +14,8 @@ for maps, hold when one is written, too.
     tuple[X, ...], frozenset[X]     repeated, or a message with one repeated field
     tuple[X, Y]                     a message, by the order of its fields
     Mapping[str, X]                 a map
+
+A `UnionCodec` joins several classes and a message with one oneof.
 """
 
 from __future__ import annotations

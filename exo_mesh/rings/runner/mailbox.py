@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,9 @@ from exo_mesh.domain.request import (
     Tokens,
 )
 from exo_mesh.errors import MeshError
-from exo_mesh.rings.runner.sampling.sampler import Draw
+
+if TYPE_CHECKING:  # so deep in a chain of imports, NumPy takes 40 ms more: the interpreter's stack grows and shrinks
+    from exo_mesh.rings.runner.sampling.sampler import Draw
 
 FLUSH_EVERY_S = 0.005
 """Tokens that come within this time share a message: one message per token would cost more than a fast lap of the ring.
