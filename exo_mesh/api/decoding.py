@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
-from exo_mesh.base.random_hex import random_digits
 from exo_mesh.domain.long_texts import LONG, decode_long, long_strings
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
@@ -60,7 +59,7 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
 
 def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
     if len(body) >= LONG and (strings := list(long_strings(body))):
-        return _converted(decode_long(body, strings, random_digits()), kind, "", tables)
+        return _converted(decode_long(body, strings), kind, "", tables)
     with suppress(msgspec.ValidationError):
         return msgspec.json.decode(body, type=kind)
     # most bodies decode as they are, so the body is parsed again only if it does not; the error, which holds the wrong

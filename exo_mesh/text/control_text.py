@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.random_hex import random_digits
 from exo_mesh.errors import InputError
+from exo_mesh.text.token_table import AddedEntry, TokenTable
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -70,12 +71,13 @@ class ControlTexts:
     Safe to use from several threads. All methods block.
     """
 
-    def __init__(self, tokenizer: Tokenizer, markers: Collection[str], written: str) -> None:
-        """markers: added tokens that the output format uses; written: what the chat template writes. An added token
+    def __init__(self, tokenizer: Tokenizer | TokenTable, markers: Collection[str], written: str) -> None:
+        """tokenizer: with a table, tokens in texts can be ruled out, but not found. markers: added tokens that the
+        output format uses; written: what the chat template writes. An added token
         that is not special is a control token if it is in one of these, or begins like one. Any other is vocabulary,
         such as runs of spaces, words, or tags of HTML in Gemma, and so is a single character."""
         self._tokenizer = tokenizer
-        self._added: Mapping[int, AddedToken] = {
+        self._added: Mapping[int, AddedToken | AddedEntry] = {
             token_id: token for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.content
         }
         self._controls = {
@@ -149,6 +151,7 @@ class ControlTexts:
         """Encode a prompt with marks. Raises InputError if this tokenizer cannot keep text and control tokens apart."""
         with self._lock:
             if self._apart is None:
+                assert not isinstance(self._tokenizer, TokenTable), "a process encodes with it"
                 self._apart = _Apart(self._tokenizer, self._added, self._controls)
         pieces, end, num_found = [], 0, 0
         for place, content in self._found(prompt.marked):
@@ -176,6 +179,7 @@ class ControlTexts:
 
         with self._lock:
             if self._finder is None:
+                assert not isinstance(self._tokenizer, TokenTable), "a process finds tokens with it"
                 finder = Tokenizer(models.WordLevel({"\0": 0}, unk_token="\0"))
                 finder.normalizer = self._tokenizer.normalizer
                 finder.add_special_tokens(list(self._added.values()))  # one call: each one builds the matcher again
@@ -198,7 +202,9 @@ class ControlTexts:
 class _Apart:
     """A tokenizer with the model of another one, in which control tokens have secret names."""
 
-    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, AddedToken], controls: Mapping[int, str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, added: Mapping[int, AddedToken | AddedEntry], controls: Mapping[int, str]
+    ) -> None:
         from tokenizers import AddedToken, Tokenizer
 
         self._tokenizer = Tokenizer(tokenizer.model)  # shares the vocabulary, so it is small
