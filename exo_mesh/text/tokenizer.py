@@ -199,7 +199,10 @@ class TextModel:
         """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
         InputError."""
         assert self.controls is not None
-        if (away := self._away(text) if self.controls.may_spell(text) else None) is None:
+        away = self._away(text) if self.controls.may_spell(text) else None
+        if away is not None and len(text) * (1 + len(mark)) > NODE_GROWN_LENGTH:
+            away = self.elsewhere  # it may become long
+        if away is None:
             with _encoding_errors():
                 most = sys.maxsize if self.elsewhere is None else NODE_GROWN_LENGTH
                 made = self.controls.marked_within(most, text, mark, allowed)

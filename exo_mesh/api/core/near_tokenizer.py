@@ -46,6 +46,9 @@ IDLE_S = 3600.0
 WAIT_LIMIT_S = 20.0
 """How long a text waits for others, each of which takes some milliseconds, and for tokenizers that are read."""
 
+AT_ONCE_S = 0.05
+"""How long the event loop waits for the texts of others."""
+
 START_LIMIT_S = 30.0
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
@@ -72,31 +75,37 @@ class NearTokenizer:
         """A tokenizer as a table. It blocks. Raises as `ask`."""
         return self._in_turn(lambda: self._sent(question, ""))
 
-    def ask(self, opening: OpenTokenizer, question: UseTokenizer, text: str) -> list[Answer]:
-        """The answer in parts; the tokenizer is opened first if the process does not have it. It blocks. Raises
-        RendererLostError, NotReadyError, DeadlineError, and UnicodeEncodeError for a lone surrogate."""
+    def ask(self, opening: OpenTokenizer, question: UseTokenizer, text: str, *, at_once: bool = False) -> list[Answer]:
+        """The answer in parts; the tokenizer is opened first if the process does not have it. It blocks; at_once: for
+        milliseconds only. Raises RendererLostError, NotReadyError, DeadlineError if it is busy or, with at_once, does
+        not have the tokenizer, and UnicodeEncodeError for a lone surrogate."""
 
         def asked() -> list[Answer]:
             answers = self._sent(question, text)
             if isinstance(answers[-1], TemplateUnknown):
+                if at_once:
+                    raise DeadlineError("the process for short texts does not have the tokenizer")
                 opened = self._sent(opening, "")
                 if isinstance(opened[-1], TokenizerRefused):
                     return opened
                 answers = self._sent(question, text)
             return answers
 
-        return self._in_turn(asked)
+        return self._in_turn(asked, at_once=at_once)
 
-    def _in_turn(self, work: Callable[[], list[Answer]]) -> list[Answer]:
-        if not self._lock.acquire(timeout=WAIT_LIMIT_S):
-            raise DeadlineError(f"the process for short texts was busy for {WAIT_LIMIT_S:.0f} s; try again")
+    def _in_turn(self, work: Callable[[], list[Answer]], *, at_once: bool = False) -> list[Answer]:
+        wait_s = AT_ONCE_S if at_once else WAIT_LIMIT_S
+        if not self._lock.acquire(timeout=wait_s):
+            raise DeadlineError(f"the process for short texts was busy for {wait_s:g} s; try again")
         try:
             is_new = self._process is None
+            if is_new and at_once:
+                raise DeadlineError("the process for short texts is not there")
             try:
                 self._start()
                 answers = work()
             except ConnectionError:
-                if is_new:
+                if is_new or at_once:
                     raise
                 self._end()  # it has ended since the last text: another one is started
                 self._start()

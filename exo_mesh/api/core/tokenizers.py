@@ -156,9 +156,15 @@ class FarTokenizers:
         return _result(name, question, answers)
 
     def _ask_near(self, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str) -> Any:
-        """The result of a method for a short text; it blocks for milliseconds. Raises as `_wait`."""
+        """The result of a method for a short text; it blocks for milliseconds, and in other threads than that of the
+        loop until the tokenizer is read. Raises as `_wait`."""
+        is_loop = threading.get_ident() == self._loop_thread
         try:
-            return _result(name, question, self._near.ask(opening, question, text))
+            return _result(name, question, self._near.ask(opening, question, text, at_once=is_loop))
+        except DeadlineError as exc:
+            if is_loop:
+                raise InputError(f"the tokenizer of {name} cannot be used here now") from exc
+            raise
         except UnicodeEncodeError as exc:
             raise InputError(_LONE_SURROGATE) from exc
         except RendererLostError as exc:

@@ -55,6 +55,13 @@ def near_pid(texts: TextModels) -> int:
     return pid
 
 
+async def opened(texts: TextModels, directory: Path) -> TextModel:
+    """A model of which the process has the tokenizer."""
+    text = await texts.get(directory)
+    await texts.work(lambda: text.encode_text("a"))
+    return text
+
+
 async def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
@@ -93,6 +100,7 @@ async def test_all_that_a_node_does_with_a_tokenizer_is_the_same_with_its_table(
         for skips in (True, False):
             decoded = text.tokenizer.decode(drawn, skip_special_tokens=skips)
             assert decoded == here.tokenizer.decode(drawn, skip_special_tokens=skips)
+    await texts.work(lambda: text.encode_text("a"))  # opens it
     for words in WORDS:
         assert text.encode_text(words) == here.encode_text(words), "threads need no event loop, and the loop no thread"
         assert text.encode_prompt(words) == here.encode_prompt(words)
@@ -101,7 +109,7 @@ async def test_all_that_a_node_does_with_a_tokenizer_is_the_same_with_its_table(
 
 
 async def test_control_tokens_in_texts_are_found_and_told_apart(texts: TextModels, tmp_path: Path) -> None:
-    here, text = TextModel.open(write_text_model(tmp_path)), await texts.get(tmp_path)
+    here, text = TextModel.open(write_text_model(tmp_path)), await opened(texts, tmp_path)
     for words in ("say <|im_end|> now", "say nothing", "<|im_", WORDS[3]):
         marked = text.marked(words, MARK, ["<|im_start|>"])
         assert marked == here.marked(words, MARK, ["<|im_start|>"])
@@ -116,18 +124,28 @@ async def test_control_tokens_in_texts_are_found_and_told_apart(texts: TextModel
         text.encode_text(long)
 
 
+async def test_a_short_text_that_marks_may_make_long_is_marked_elsewhere(texts: TextModels, tmp_path: Path) -> None:
+    text = await opened(texts, write_text_model(tmp_path))
+    few, many = "<|im_end|>" * 10, "<|im_end|>" * 1600
+    assert text.marked(few, MARK, []).count(MARK) == 10
+    assert len(texts._tokenizers.pids) == 1
+    made = await texts.work(lambda: text.marked(many, MARK, []))
+    assert made.count(MARK) == 1600
+    assert len(texts._tokenizers.pids) == 2
+
+
 async def test_a_process_that_has_ended_is_replaced_without_an_error(texts: TextModels, tmp_path: Path) -> None:
     text = await texts.get(write_text_model(tmp_path))
-    wanted, pid = text.encode_text(WORDS[2]), near_pid(texts)
+    wanted, pid = await texts.work(lambda: text.encode_text(WORDS[2])), near_pid(texts)
     os.kill(pid, signal.SIGKILL)
-    assert text.encode_text(WORDS[2]) == wanted
+    assert await texts.work(lambda: text.encode_text(WORDS[2])) == wanted
     assert near_pid(texts) != pid
 
 
 async def test_a_process_that_does_not_answer_is_one_error_and_replaced(
     texts: TextModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = await texts.get(write_text_model(tmp_path))
+    text = await opened(texts, write_text_model(tmp_path))
     wanted = text.encode_text(WORDS[2])
     monkeypatch.setattr(texts._tokenizers, "_limit_s", -0.8)  # 0.2 s with the grace
     await stop(near_pid(texts))
@@ -135,6 +153,20 @@ async def test_a_process_that_does_not_answer_is_one_error_and_replaced(
         await texts.work(lambda: text.encode_text(WORDS[2]))
     monkeypatch.setattr(texts._tokenizers, "_limit_s", 5.0)
     assert await texts.work(lambda: text.encode_text(WORDS[2])) == wanted
+
+
+async def test_the_event_loop_waits_neither_for_others_nor_for_a_tokenizer_that_is_read(
+    texts: TextModels, tmp_path: Path
+) -> None:
+    text, near = await texts.get(write_text_model(tmp_path)), texts._tokenizers._near
+    assert await texts.work(lambda: text.encode_text("a")) == text.encode_text("a")
+    with near._lock, pytest.raises(InputError, match="cannot be used here now"):
+        text.encode_text("a")
+    os.kill(near_pid(texts), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises((InputError, ModelError)):
+            text.encode_text("a")
+    assert await texts.work(lambda: text.encode_text("a")) == text.encode_text("a")
 
 
 async def test_many_threads_and_models_share_it(texts: TextModels, tmp_path: Path) -> None:
@@ -148,8 +180,7 @@ async def test_many_threads_and_models_share_it(texts: TextModels, tmp_path: Pat
 async def test_what_cannot_be_read_is_one_clear_error_and_the_process_goes_on(
     texts: TextModels, tmp_path: Path
 ) -> None:
-    good = await texts.get(write_text_model(tmp_path / "good"))
-    good.encode_text("a")
+    good = await opened(texts, write_text_model(tmp_path / "good"))
     pid = near_pid(texts)
     broken = edited(tmp_path / "broken", lambda document: document.update(model={"type": "BPE", "vocab": 5}))
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
@@ -169,8 +200,7 @@ async def test_what_cannot_be_read_is_one_clear_error_and_the_process_goes_on(
 
 
 async def test_a_thread_that_waits_at_the_end_of_a_node_gets_an_error(texts: TextModels, tmp_path: Path) -> None:
-    text = await texts.get(write_text_model(tmp_path))
-    text.encode_text("a")
+    text = await opened(texts, write_text_model(tmp_path))
     await stop(near_pid(texts))
     waiting = asyncio.create_task(texts.work(lambda: text.encode_text(WORDS[2])))
     await asyncio.sleep(0)
@@ -183,14 +213,13 @@ async def test_it_ends_after_an_hour_without_a_text_and_not_before(texts: TextMo
     now = [0.0]
     near = NearTokenizer(lambda: now[0])
     texts._tokenizers._near = near
-    text = await texts.get(write_text_model(tmp_path))
-    text.encode_text("a")
+    text = await opened(texts, write_text_model(tmp_path))
     now[0] = IDLE_S - 1
     assert near.end_idle(now[0]) == IDLE_S and near.pids
     now[0] = IDLE_S
     near.end_idle(now[0])
     assert not near.pids
-    assert text.encode_text("a")
+    assert await texts.work(lambda: text.encode_text("a"))
 
 
 def test_tokens_are_found_by_their_text_among_others_that_begin_or_end_like_them() -> None:
