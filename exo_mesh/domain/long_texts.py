@@ -108,7 +108,7 @@ def long_strings(body: bytes | bytearray) -> Iterator[range]:
         if (len(part) - len(part.rstrip(b"\\"))) % 2 and stop < len(body):  # the last one escapes the next byte
             stop += 1
             part = body[start:stop]
-        if b"\\" in part:
+        if b'"' in part and b"\\" in part:
             part = part.replace(b"\\\\", b"..").replace(b'\\"', b"..")
         if quotes := part.count(b'"'):
             first = start + part.find(b'"')

@@ -94,6 +94,7 @@ class ControlTexts:
         contents = self._controls.values()
         self._longest = max(map(len, contents), default=0)
         self._openings = frozenset(content[:2] for content in contents)
+        self._firsts = frozenset(opening[0] for opening in self._openings)
         self._endings = frozenset(content[-2:] for content in contents)
         self._sorted = sorted(content for content in contents if len(content) <= MAX_EDGE)
         self._reversed = sorted(content[::-1] for content in self._sorted)
@@ -105,11 +106,18 @@ class ControlTexts:
 
     def may_spell(self, text: str) -> bool:
         """Whether the text must be searched for control tokens with the tokenizer."""
-        if self._is_slow_to_rule_out or len(text) <= SLICE_LENGTH:
-            return self._is_slow_to_rule_out or any(opening in text for opening in self._openings)
+        if self._is_slow_to_rule_out:
+            return True
+        if len(text) <= SLICE_LENGTH:
+            # single characters are found ten times as fast
+            return any(first in text for first in self._firsts) and any(one in text for one in self._openings)
         # a search holds up all other threads of the process, so it is done in parts, which share a character
         starts = range(0, len(text), SLICE_LENGTH - 1)
         return any(self.may_spell(text[start : start + SLICE_LENGTH]) for start in starts)
+
+    def marked_apart(self, text: str, mark: str) -> str:
+        """A text that spells no control token, with the mark at an end where it could become one with another text."""
+        return self._with_marked_ends(text, mark)
 
     def marked(self, text: str, mark: str, allowed: Collection[str] = ()) -> str:
         """The text with the mark in every control token that it spells, but for those allowed, and at an end where it

@@ -199,7 +199,9 @@ class TextModel:
         """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
         InputError."""
         assert self.controls is not None
-        away = self._away(text) if self.controls.may_spell(text) else None
+        if not self.controls.may_spell(text):
+            return self.controls.marked_apart(text, mark)
+        away = self._away(text)
         if away is not None and len(text) * (1 + len(mark)) > NODE_GROWN_LENGTH:
             away = self.elsewhere  # it may become long
         if away is None:
