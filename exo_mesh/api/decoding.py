@@ -10,7 +10,6 @@ import msgspec
 
 from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
 from exo_mesh.base.long_texts import LONG, decode_long, long_strings
-from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
 
@@ -21,6 +20,11 @@ _AT = " - at "
 
 MAX_MESSAGE, MAX_PLACE = 200, 1000
 """Most characters that are kept of what msgspec says about a value, and of its place."""
+
+NEAR_BYTES = 32
+"""An escape that msgspec refuses is at most so far before the place that it names."""
+
+_BYTE = re.compile(r"\(byte (\d+)\)")
 
 _UNKNOWN = "Object contains unknown field"
 
@@ -43,7 +47,7 @@ def decode_body(body: bytes, kind: type[T], tables: NeutralTables = _NO_TABLES) 
     except RecursionError as exc:
         raise InputError("the request body is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        raise InputError(f"the request body is not valid JSON: {_lone_surrogate(body) or exc}") from exc
+        raise InputError(f"the request body is not valid JSON: {_lone_surrogate(body, str(exc)) or exc}") from exc
 
 
 def convert_part(value: object, kind: type[T], where: str) -> T:
@@ -60,7 +64,7 @@ def convert_part(value: object, kind: type[T], where: str) -> T:
 
 def _decoded(body: bytes, kind: type[T], tables: NeutralTables) -> T:
     if len(body) >= LONG and (strings := list(long_strings(body))):
-        return _converted(decode_long(body, strings, random_digits()), kind, "", tables)
+        return _converted(decode_long(body, strings), kind, "", tables)
     with suppress(msgspec.ValidationError):
         return msgspec.json.decode(body, type=kind)
     # most bodies decode as they are, so the body is parsed again only if it does not; the error, which holds the wrong
@@ -75,9 +79,16 @@ def _converted(value: object, kind: type[T], where: str, tables: NeutralTables) 
     return msgspec.convert(without_neutral(value, kind, tables, where), kind, str_keys=True)
 
 
-def _lone_surrogate(body: bytes) -> str | None:
-    """What to say about the first escape of half a character; None if there is none."""
-    for escape in _ESCAPE.finditer(body):
+def _lone_surrogate(body: bytes, message: str) -> str | None:
+    """What to say about the first escape of half a character; None if there is none. Of a long body, which may have
+    millions of escapes, only those before the place that msgspec names are looked at."""
+    first = 0
+    if len(body) >= LONG:
+        place = _BYTE.search(message)
+        if place is not None and "surrogate" not in message:
+            return None
+        first = (len(body) if place is None else int(place[1])) - NEAR_BYTES  # at the end, it is called a cut
+    for escape in _ESCAPE.finditer(body, first):
         if escape[1]:
             shown = f"\\u{escape[1].decode()}"
             return f"{shown} (byte {escape.start()}) is half of a surrogate pair; send both halves of the character"

@@ -7,6 +7,7 @@ which a node answers nobody else. With a short stand-in for each long text it ta
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -34,9 +35,10 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 
 
 class LongTexts:
-    """The long texts of one value, and their stand-ins. mark: digits that no text of the value contains."""
+    """The long texts of one value, and their stand-ins."""
 
-    def __init__(self, mark: str, texts: Iterable[str] = ()) -> None:
+    def __init__(self, mark: str = "", texts: Iterable[str] = ()) -> None:
+        """mark: what all stand-ins begin with, and no text of the value; "": random digits, once there is a text."""
         self.mark = mark
         self._texts: dict[str, str] = {}
         for text in texts:
@@ -50,6 +52,7 @@ class LongTexts:
 
     def take(self, text: str) -> str:
         """Keep a text; returns its stand-in."""
+        self.mark = self.mark or os.urandom(10).hex()
         stand_in = f"{self.mark}.{len(self._texts)}"
         self._texts[stand_in] = text
         return stand_in
@@ -105,7 +108,7 @@ def long_strings(body: bytes | bytearray) -> Iterator[range]:
         if (len(part) - len(part.rstrip(b"\\"))) % 2 and stop < len(body):  # the last one escapes the next byte
             stop += 1
             part = body[start:stop]
-        if b"\\" in part:
+        if b'"' in part and b"\\" in part:
             part = part.replace(b"\\\\", b"..").replace(b'\\"', b"..")
         if quotes := part.count(b'"'):
             first = start + part.find(b'"')
@@ -116,10 +119,9 @@ def long_strings(body: bytes | bytearray) -> Iterator[range]:
         start = stop
 
 
-def decode_long(body: bytes | bytearray, strings: Iterable[range], mark: str) -> Any:
-    """Decode JSON. strings: its long ones; mark: random digits. Raises the errors of msgspec and UnicodeDecodeError, as
-    msgspec does."""
-    rest, moved, long = bytearray(), list[tuple[int, int]](), LongTexts(mark)
+def decode_long(body: bytes | bytearray, strings: Iterable[range]) -> Any:
+    """Decode JSON. strings: its long ones. Raises the errors of msgspec and UnicodeDecodeError, as msgspec does."""
+    rest, moved, long = bytearray(), list[tuple[int, int]](), LongTexts()
     end = 0
     for start, stop in ((one.start, one.stop) for one in strings):
         rest += body[end:start]
@@ -133,22 +135,22 @@ def decode_long(body: bytes | bytearray, strings: Iterable[range], mark: str) ->
         raise msgspec.DecodeError(_with_place(str(exc), moved)) from exc
 
 
-def json_parts(value: Any, mark: str, **options: Any) -> Iterator[str]:
-    """The text of json.dumps with these options, in parts. mark: random digits."""
-    long = LongTexts(mark)
+def json_parts(value: Any, **options: Any) -> Iterator[str]:
+    """The text of json.dumps with these options, in parts."""
+    long = LongTexts()
     end = 0
     dumped = json.dumps(long.out_of(value), **options)
-    for found in re.finditer(rf"{mark}\.(\d+)", dumped) if len(long) else ():
+    for found in re.finditer(rf"{long.mark}\.(\d+)", dumped) if len(long) else ():
         yield dumped[end : found.start()]
         yield from (json.dumps(part, **options)[1:-1] for part in slices(long[int(found[1])]))
         end = found.end()
     yield dumped[end:]
 
 
-def json_size(value: Any, mark: str) -> int:
-    """How many bytes a value has as JSON; an escape in a long text counts as the character that it stands for. mark:
-    random digits. Raises RecursionError, and UnicodeEncodeError for a lone surrogate."""
-    long = LongTexts(mark)
+def json_size(value: Any) -> int:
+    """How many bytes a value has as JSON; an escape in a long text counts as the character that it stands for. Raises
+    RecursionError, and UnicodeEncodeError for a lone surrogate."""
+    long = LongTexts()
     size = len(msgspec.json.encode(long.out_of(value)))
     return size + sum(len(part.encode()) for index in range(len(long)) for part in slices(long[index]))
 

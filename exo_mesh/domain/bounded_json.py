@@ -48,7 +48,7 @@ class ValueCounter:
             kept = part.rstrip(b"\\")
             self._rest = b"\\" * ((len(part) - len(kept)) % 2)
             part = kept
-        if b"\\" in part:
+        if b'"' in part and b"\\" in part:  # what is escaped matters only for quotes
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = part.split(b'"')
         outside = b"".join(pieces[self._num_quotes % 2 :: 2])

@@ -10,6 +10,8 @@ from exo_mesh.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from exo_mesh.text.token_table import TokenTable
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes
 MAX_WINDOW_TOKENS = 32  # after this many tokens without valid text, the bytes are sent as they decode
@@ -24,7 +26,7 @@ class Detokenizer:
     character decodes to U+FFFD at the end: it is held until it is complete or can no longer become complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | TokenTable, hidden_ids: frozenset[int]) -> None:
         """hidden_ids: tokens that are never text (special tokens); they are skipped wherever they appear."""
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
@@ -96,7 +98,7 @@ class CleaningDetokenizer(Detokenizer):
     """Leaves out the spaces before punctuation and English endings, for tokenizers that cut texts into words. Holds
     back the last word until it is certain where its space stays."""
 
-    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | TokenTable, hidden_ids: frozenset[int]) -> None:
         super().__init__(tokenizer, hidden_ids)
         self._held = ""
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from exo_mesh.domain.whole.text_pieces import Respelling
 from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.token_table import TokenTable
 from exo_mesh.text.tokenizer import TextModel
 
 MAX_TAKEN_BACK = 8
@@ -22,7 +23,8 @@ def respell(text: TextModel, written: str) -> Respelling:
     """The tokens of an answer that may continue in any way. Added tokens, such as markers, are never spelled again, and
     a text that the tokenizer changes is not either. It blocks. Raises InputError."""
     bounds = text.bounds
-    if bounds is not None and bounds.is_listed and len(written) * bounds.growth <= MAX_GROWN_LENGTH:
+    is_here = not isinstance(text.tokenizer, TokenTable)
+    if is_here and bounds is not None and bounds.is_listed and len(written) * bounds.growth <= MAX_GROWN_LENGTH:
         text = replace(text, elsewhere=None)  # the caller is on an event loop
     ids = tuple(text.encode_prompt(written))
     pieces = _pieces(text, ids)

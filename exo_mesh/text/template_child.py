@@ -43,6 +43,7 @@ from exo_mesh.text.template_wire import (
     GrammarSound,
     OpenTokenizer,
     Question,
+    ReadTokenizer,
     RendererReady,
     RenderTemplate,
     TemplateCompiled,
@@ -51,6 +52,7 @@ from exo_mesh.text.template_wire import (
     TemplateRendered,
     TemplateTried,
     TemplateUnknown,
+    TokenizerQuestion,
     TryTemplate,
     UseTokenizer,
     frame,
@@ -97,11 +99,11 @@ class Renderer:
         self.given: dict[int, list[str]] = {}
         """The texts of the next question, in parts."""
 
-    def answers(self, question: TemplateQuestion | OpenTokenizer | UseTokenizer) -> Iterator[Answer]:
+    def answers(self, question: TemplateQuestion | TokenizerQuestion) -> Iterator[Answer]:
         """The answer to one question, in parts."""
         texts = ["".join(self.given[index]) for index in sorted(self.given)]
         self.given.clear()
-        if isinstance(question, OpenTokenizer | UseTokenizer):
+        if isinstance(question, ReadTokenizer | OpenTokenizer | UseTokenizer):
             yield from self._tokenizers.answers(question, texts[0] if texts else "")
             return
         answer = self.answer(question, texts)

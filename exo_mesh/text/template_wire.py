@@ -14,6 +14,8 @@ from exo_mesh.domain.images import CHANNELS, MAX_PIXELS
 from exo_mesh.domain.request import GrammarKind
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.template import MAX_LENGTH, Message, TemplateTraits
+from exo_mesh.text.token_table import TableHead, TablePart
+from exo_mesh.text.tokenizer_bounds import TokenizerBounds
 
 TokenizerMethod = Literal["encode_text", "encode_prompt", "encode_chat", "encode_for_vector", "check_length", "marked"]
 """Methods of TextModel that a child process can run."""
@@ -79,11 +81,20 @@ class GivenText(msgspec.Struct, tag="part", frozen=True):
     index: int = 0
 
 
+class ReadTokenizer(msgspec.Struct, tag="read_tokenizer", frozen=True):
+    """Read the text files of a model, keep them, and return its table. base: the key of the files."""
+
+    base: str
+    directory: str
+    limit_s: float
+
+
 class OpenTokenizer(msgspec.Struct, tag="open_tokenizer", frozen=True):
-    """Read the text files of a model and keep them under this key. written: what its chat template writes; None if it
-    has none."""
+    """Read the text files of a model, unless they are kept, and keep them under this key. base: the key of the files;
+    written: what its chat template writes; None if it has none."""
 
     key: str
+    base: str
     directory: str
     written: str | None
     limit_s: float
@@ -101,6 +112,17 @@ class UseTokenizer(msgspec.Struct, tag="use_tokenizer", frozen=True):
 
 class TokenizerOpened(msgspec.Struct, tag="tokenizer_opened", frozen=True):
     """The text files can be used."""
+
+
+class TableAnswered(msgspec.Struct, tag="table", frozen=True):
+    """The first part of a table, with head and bounds, or a further one. cpu_s: in the last part, the CPU time of the
+    process for all of it."""
+
+    head: TableHead | None = None
+    bounds: TokenizerBounds | None = None
+    part: TablePart | None = None
+    cpu_s: float = 0.0
+    is_last: bool = False
 
 
 class TokenizerPart(msgspec.Struct, tag="tokenizer_part", frozen=True):
@@ -163,7 +185,8 @@ class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
 
 
 TemplateQuestion = CompileTemplate | TryTemplate | RenderTemplate | CheckGrammar | DecodeImage
-Question = TemplateQuestion | GivenText | OpenTokenizer | UseTokenizer
+TokenizerQuestion = ReadTokenizer | OpenTokenizer | UseTokenizer
+Question = TemplateQuestion | GivenText | TokenizerQuestion
 Answer = (
     RendererReady
     | GrammarSound
@@ -173,6 +196,7 @@ Answer = (
     | TemplateRendered
     | TemplateRefused
     | TemplateUnknown
+    | TableAnswered
     | TokenizerOpened
     | TokenizerPart
     | TokenizerRefused

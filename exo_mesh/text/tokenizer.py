@@ -21,6 +21,7 @@ from exo_mesh.text.output.formats import PLAIN, OutputFormat, format_of
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.text.text_files import MAX_IDS, SamplingDefaults, TextFiles, read_bounds
 from exo_mesh.text.text_guard import TextGuard
+from exo_mesh.text.token_table import TokenTable
 from exo_mesh.text.tokenizer_bounds import NODE_GROWN_LENGTH, TokenizerBounds
 from exo_mesh.text.vision import VisionSpec, read_vision
 from exo_mesh.weights.model_files import named, one_line, read_tokenizer_text
@@ -45,7 +46,8 @@ class TextModel:
     """The text side of one model: encodes prompts and decodes output. Immutable; safe to use from several threads."""
 
     name: str
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | TokenTable
+    """A table for a large vocabulary, with which only other processes encode."""
     template: ChatTemplate | None
     special_tokens: Mapping[str, str]
     """The special tokens by the names that templates use, such as bos_token and eos_token."""
@@ -68,12 +70,20 @@ class TextModel:
     """Token ids that the model can compute, by its config; tokens of the tokenizer may have others."""
     elsewhere: Elsewhere | None = None
     """Runs the methods that take a text in another process, for texts that may take long; None: they run here."""
+    nearby: Elsewhere | None = None
+    """The same for short texts, if the tokenizer is a table. It takes no longer than the method itself would take."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
         """Read a model's text files. It blocks, up to a second for a large vocabulary. Raises ModelError."""
         files = TextFiles.read(directory)
-        tokenizer, bounds = read_tokenizer(directory, files)
+        return cls.of(directory, files, *read_tokenizer(directory, files))
+
+    @classmethod
+    def of(
+        cls, directory: Path, files: TextFiles, tokenizer: Tokenizer | TokenTable, bounds: TokenizerBounds
+    ) -> TextModel:
+        """The text model of these files. It blocks. Raises ModelError."""
         special_tokens = {**_tokens_by_id(tokenizer, files.ids), **files.special_tokens}
         eos_ids = files.stop_ids
         if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
@@ -92,7 +102,7 @@ class TextModel:
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
             output=format_of(template.sources if template else None, files.architecture, markers),
             vision=read_vision(directory, tokenizer.id_to_token),
-            cleans_spaces=files.cleans_spaces and type(tokenizer.model).__name__ != "BPE",
+            cleans_spaces=files.cleans_spaces and _kind_of(tokenizer) != "BPE",
             bounds=bounds,
             num_ids=files.num_ids,
         )
@@ -135,8 +145,14 @@ class TextModel:
         return int(self.tokenizer.get_vocab_size())
 
     def _away(self, text: str) -> Elsewhere | None:
-        """What runs a method with this text in another process; None if the text is short and its tokens are cheap."""
-        return None if self.bounds is None or self.bounds.is_light(text) else self.elsewhere
+        """What runs a method with this text in another process; None if the text is short and its tokens are cheap.
+        Raises InputError if the text must not be encoded here, and nothing else can."""
+        if self.bounds is None:
+            return None
+        away = self.nearby if self.bounds.is_light(text) else self.elsewhere
+        if away is None and isinstance(self.tokenizer, TokenTable):
+            raise InputError(f"the tokenizer of {self.name} cannot be used here")
+        return away
 
     def encode_text(self, text: str) -> list[int]:
         """Encode plain text, with the special tokens that the model expects around it. It blocks. Raises InputError,
@@ -181,7 +197,12 @@ class TextModel:
         """The text with the mark in every control token that it spells: see ControlTexts.marked. It blocks. Raises
         InputError."""
         assert self.controls is not None
-        if (away := self._away(text)) is None or not self.controls.may_spell(text):
+        if not self.controls.may_spell(text):
+            return self.controls.marked_apart(text, mark)
+        away = self._away(text)
+        if away is not None and len(text) * (1 + len(mark)) > NODE_GROWN_LENGTH:
+            away = self.elsewhere  # it may become long
+        if away is None:
             with _encoding_errors():
                 most = sys.maxsize if self.elsewhere is None else NODE_GROWN_LENGTH
                 made = self.controls.marked_within(most, text, mark, allowed)
@@ -206,6 +227,7 @@ class TextModel:
         left; None: cut nothing. It blocks. Raises InputError."""
         if (away := self._away(text + (pair or ""))) is not None:
             return cast(tuple[list[int], int], away("encode_for_vector", text, [pair, limit]))
+        assert not isinstance(self.tokenizer, TokenTable), "see _away"
         with _encoding_errors("input"):
             first = self.tokenizer.encode(text, add_special_tokens=False)
             second = None if pair is None else self.tokenizer.encode(pair, add_special_tokens=False)
@@ -238,6 +260,7 @@ class TextModel:
                 )
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not isinstance(self.tokenizer, TokenTable), "see _away"
         with _encoding_errors():
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -355,12 +378,17 @@ _CUTS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
 """Settings that would add tokens to the tokens that a grammar forces, or leave some out."""
 
 
-def _tokens_by_id(tokenizer: Tokenizer, ids: Mapping[str, int]) -> dict[str, str]:
+def _kind_of(tokenizer: Tokenizer | TokenTable) -> str:
+    """The kind of a tokenizer's model, such as BPE."""
+    return tokenizer.kind if isinstance(tokenizer, TokenTable) else type(tokenizer.model).__name__
+
+
+def _tokens_by_id(tokenizer: Tokenizer | TokenTable, ids: Mapping[str, int]) -> dict[str, str]:
     found = {name: tokenizer.id_to_token(token_id) for name, token_id in ids.items()}
     return {name: text for name, text in found.items() if text is not None}
 
 
-def _decodes_bytes(tokenizer: Tokenizer) -> bool:
+def _decodes_bytes(tokenizer: Tokenizer | TokenTable) -> bool:
     """Whether the decoder, or a part of it, maps characters back to bytes (GPT-2's byte-level alphabet)."""
     decoder = tokenizer.decoder
     if decoder is None:

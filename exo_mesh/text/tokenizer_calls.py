@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -17,18 +18,23 @@ from exo_mesh.text.template import MAX_LENGTH, TemplateTraits
 from exo_mesh.text.template_wire import (
     Answer,
     OpenTokenizer,
+    ReadTokenizer,
+    TableAnswered,
     TemplateUnknown,
     TokenizerOpened,
     TokenizerPart,
+    TokenizerQuestion,
     TokenizerRefused,
     UseTokenizer,
 )
+from exo_mesh.text.token_table import TokenTable, head_of, parts_of
 
 if TYPE_CHECKING:
     from exo_mesh.text.tokenizer import TextModel
 
-MAX_KEPT = 2
-"""Most text models in memory; one with a large vocabulary takes about 50 MB."""
+MAX_KEPT, MAX_KEPT_BYTES = 8, 32 << 20
+"""Most text models in memory, and most bytes of their tokenizer.json files together; the last one is kept in any case.
+A tokenizer takes some ten times as much memory as its file."""
 
 PART_IDS = 1 << 16
 """Ids that are sent at a time."""
@@ -41,19 +47,22 @@ class Tokenizers:
     """Keeps the text models of a process and calls their methods."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, TextModel] = OrderedDict()
+        self._bases: OrderedDict[str, tuple[TextModel, int]] = OrderedDict()  # and the size of its tokenizer.json
+        self._kept: dict[str, tuple[str, TextModel]] = {}  # by key: a base, and that model with a template
 
-    def answers(self, question: OpenTokenizer | UseTokenizer, text: str) -> Iterator[Answer]:
+    def answers(self, question: TokenizerQuestion, text: str) -> Iterator[Answer]:
         """The answer in parts. Every error of a tokenizer becomes a refusal. text: the argument of the method."""
         try:
             if isinstance(question, OpenTokenizer):
                 self._open(question)
                 yield TokenizerOpened()
-            elif (model := self._kept.get(question.key)) is None:
+            elif isinstance(question, ReadTokenizer):
+                yield from self._table(question)
+            elif (found := self._kept.get(question.key)) is None:
                 yield TemplateUnknown()
             else:
-                self._kept.move_to_end(question.key)
-                yield from _parts(_called(model, question, text))
+                self._bases.move_to_end(found[0])
+                yield from _parts(_called(found[1], question, text))
         except MemoryError:
             yield TokenizerRefused(ModelError.code, "needs too much memory", is_spent=True)
         except MeshError as exc:
@@ -64,15 +73,35 @@ class Tokenizers:
             yield TokenizerRefused(ModelError.code, f"the tokenizer cannot be used: {_short(str(exc))}")
 
     def _open(self, question: OpenTokenizer) -> None:
-        from exo_mesh.text.tokenizer import TextModel  # late: the processes that render templates do not need it
-
-        made = TextModel.open(Path(question.directory))
+        made = self._base(question.base, question.directory)
         if question.written is not None and made.template is not None:
             traits = TemplateTraits(written=question.written)
             made = made.with_template(replace(made.template, traits=traits, tool_use=None))
-        self._kept[question.key] = made
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        self._kept[question.key] = question.base, made
+
+    def _table(self, question: ReadTokenizer) -> Iterator[TableAnswered]:
+        """The table of a model in parts."""
+        began = time.process_time()
+        model = self._base(question.base, question.directory)
+        assert not isinstance(model.tokenizer, TokenTable)
+        yield TableAnswered(head_of(model.tokenizer), model.bounds)
+        for part in parts_of(model.tokenizer):
+            yield TableAnswered(part=part)
+        yield TableAnswered(cpu_s=time.process_time() - began, is_last=True)
+
+    def _base(self, base: str, directory: str) -> TextModel:
+        from exo_mesh.text.tokenizer import TextModel  # late: the processes that render templates do not need it
+
+        if base not in self._bases:
+            size = (Path(directory) / "tokenizer.json").stat().st_size
+            self._bases[base] = TextModel.open(Path(directory)), size
+        self._bases.move_to_end(base)
+        while len(self._bases) > 1 and (
+            len(self._bases) > MAX_KEPT or sum(size for _, size in self._bases.values()) > MAX_KEPT_BYTES
+        ):
+            gone, _ = self._bases.popitem(last=False)
+            self._kept = {key: found for key, found in self._kept.items() if found[0] != gone}
+        return self._bases[base][0]
 
 
 def _called(model: TextModel, question: UseTokenizer, text: str) -> Any:

@@ -49,3 +49,12 @@ def test_no_library_gets_a_long_text_in_one_piece(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(msgspec.json, "decode", noted)
     decode_generation_body(body_of(TEXT, user=TEXT, audio=None), ChatBody)
     assert max(sizes) < SLICE + 100
+
+
+def test_half_a_character_is_named_behind_a_million_escapes() -> None:
+    text = b"\\n" * 1_000_000
+    for body, place in ((b'["%b \\ud83d a"]' % text, 3 + len(text)), (b'["%b", "\\ud83d a"]' % text, 6 + len(text))):
+        with pytest.raises(InputError, match=rf"\\ud83d \(byte {place}\) is half of a surrogate pair"):
+            decode_body(body, list[str])
+    with pytest.raises(InputError, match="not valid JSON"):
+        decode_body(b'["%b", ' % text, list[str])

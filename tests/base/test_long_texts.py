@@ -11,12 +11,11 @@ import pytest
 
 from exo_mesh.base.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, json_size, long_strings, slices
 
-MARK = "01234567890123456789"
 PIECES = ("a", '"', "\\", "\\\\\\", "\n", "é", "中", "😀", "u0041", "\x01", "", "/")
 
 
 def decoded(body: bytes | bytearray) -> object:
-    return decode_long(body, long_strings(body), MARK)
+    return decode_long(body, long_strings(body))
 
 
 def drawn_text(rng: random.Random) -> str:
@@ -48,10 +47,10 @@ def test_json_with_long_texts_is_decoded_and_dumped_as_by_the_libraries(seed: in
         body[1:1] = b" " * rng.randint(0, 2 * SLICE)
         assert decoded(body) == msgspec.json.decode(body) == value
     for options in ({"sort_keys": True}, {"ensure_ascii": False, "separators": (",", ":")}):
-        assert "".join(json_parts(value, MARK, **options)) == json.dumps(value, **options)
+        assert "".join(json_parts(value, **options)) == json.dumps(value, **options)
     plain = len(msgspec.json.encode(value))
-    assert plain / 6 <= json_size(value, MARK) <= plain + 100
-    long = LongTexts(MARK)
+    assert plain / 6 <= json_size(value) <= plain + 100
+    long = LongTexts()
     assert long.back_in(msgspec.json.decode(msgspec.json.encode(long.out_of(value)))) == value
     assert all("".join(slices(long[index])) == long[index] for index in range(len(long)))
 
@@ -87,7 +86,7 @@ def test_a_mistake_in_or_behind_a_long_text_is_named_at_its_place() -> None:
 
 def test_what_has_no_long_text_is_not_copied() -> None:
     value = {"a": ["b", {"c": 1}], "d": ("e",)}
-    long = LongTexts(MARK)
+    long = LongTexts()
     assert long.out_of(value) is value
     assert len(long) == 0
 

@@ -13,7 +13,7 @@ from tools.fuzz import hostile_peer
 from tools.fuzz.__main__ import CONTENT, TARGETS, fuzz
 from tools.fuzz.models import Edit, write_cases
 from tools.fuzz.mutate import mutated, random_message
-from tools.fuzz.targets import headers, templates, values
+from tools.fuzz.targets import headers, large, templates, values
 from tools.fuzz.targets.http import is_complete, request_bytes
 
 TENTH = {"tls": 1000, "frames": 1000, "files": 400}
@@ -31,7 +31,7 @@ def test_a_tenth_of_the_messages_does_no_harm(target: str, capfd: pytest.Capture
 @pytest.mark.extended
 @pytest.mark.parametrize("target", CONTENT)
 def test_hostile_content_does_no_harm(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert fuzz(target, 1, {"control": 200, "pieces": 2}.get(target), 1.0) == []
+    assert fuzz(target, 1, {"control": 200, "pieces": 2, "large": 3}.get(target), 1.0) == []
     assert f"{target}: seed 1, cases from 0" in capfd.readouterr().out
 
 
@@ -59,6 +59,13 @@ def test_bodies_of_many_values_are_json_that_the_api_takes_and_the_same_again() 
         assert len(data) <= 100_000
         if " deep " not in what:
             json.loads(data)
+
+
+def test_bodies_of_long_texts_are_json_of_the_size_that_was_asked_for_and_the_same_again() -> None:
+    for number in range(60):
+        path, what, data = large.case(3, number, 10_000)
+        assert large.case(3, number, 10_000) == (path, what, data) and f"3/{number}" in what
+        assert json.loads(data) and 9_000 < len(data) < 11_000
 
 
 def test_a_seed_makes_the_same_messages_again() -> None:

@@ -24,7 +24,7 @@ from tools.fuzz import hostile_peer
 from tools.fuzz.rig import MIB, Prober, Reading, Rig, Watch, beside_hog, running, verdict
 
 TARGETS = ("generate", "frames", "member", "tls", "mdns", "hello", "http", "bodies", "files")
-CONTENT = ("tokenizers", "values", "control", "headers", "templates", "pieces")
+CONTENT = ("tokenizers", "values", "large", "control", "headers", "templates", "pieces")
 """Targets of hostile content. They have numbered cases, and bounds on memory that hold on any machine."""
 
 HOSTILE_PEER = "hostile-peer"

@@ -89,13 +89,22 @@ async def post(port: int, path: str, data: bytes) -> str:
 async def judged_post(rig: Rig, path: str, data: bytes, deadline_s: float, what: str, port: int = 0) -> str:
     """Sends a body to a node, by default the first, and notes harm: no answer in time, an answer of 5xx besides 503, or
     a stream that ends with our error. what: names the case in the report."""
+    return judged(rig, await status_of(port or rig.api_port, path, data, deadline_s), what)
+
+
+async def status_of(port: int, path: str, data: bytes, deadline_s: float) -> str:
+    """Sends a body and returns the status of the answer, or what happened instead."""
     try:
         async with asyncio.timeout(deadline_s):
-            status = await post(port or rig.api_port, path, data)
+            return await post(port, path, data)
     except TimeoutError:
-        status = "NO ANSWER"
+        return "NO ANSWER"
     except OSError as exc:
-        status = type(exc).__name__
+        return type(exc).__name__
+
+
+def judged(rig: Rig, status: str, what: str) -> str:
+    """Notes the harm that a status shows; returns the status."""
     if not status.startswith(("2", "4")) and status not in SOFT:
         rig.harm.append(f"{status} to {what}")
     return status

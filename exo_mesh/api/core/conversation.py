@@ -1,4 +1,4 @@
-"""Translates neutral messages to the messages and variables of a chat template."""
+"""Translates neutral messages to the messages and variables of a chat template. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
 from exo_mesh.base.long_texts import json_size
-from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.template import RESERVED, ChatTemplate, TemplateTraits
@@ -264,7 +263,7 @@ def check_parts(conversation: Conversation, names: FieldNames) -> None:
 
 def _size(value: Any) -> int:
     try:
-        return json_size(value, random_digits()) if value else 0
+        return json_size(value) if value else 0
     except (RecursionError, UnicodeEncodeError):  # refused later, by name
         return 0
 

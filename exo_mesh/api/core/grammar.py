@@ -9,7 +9,6 @@ from typing import Any
 from exo_mesh.api.core.conversation import NO_EFFORT, TOGGLES
 from exo_mesh.api.core.request import Conversation, FieldNames, Thinking
 from exo_mesh.base.long_texts import json_size
-from exo_mesh.base.printable import random_digits
 from exo_mesh.domain.request import GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import MAX_BYTES, lark_of
@@ -26,7 +25,7 @@ def grammar_of(kind: GrammarKind, value: Any, param: str) -> GrammarSpec:
     """The grammar that a client sent; a value that is not a text becomes JSON. param: its field. Raises InputError if
     it has too many bytes."""
     try:
-        size = len(value) if isinstance(value, str) else json_size(value, random_digits())
+        size = len(value) if isinstance(value, str) else json_size(value)
     except UnicodeEncodeError as exc:
         raise InputError(f"{param} contains a lone surrogate (U+D800 to U+DFFF)", param=param) from exc
     except RecursionError as exc:
@@ -65,7 +64,7 @@ def forced_tools(asked: GrammarSpec | None, conversation: Conversation, tools: S
 
 
 def _calls(conversation: Conversation, wanted: Sequence[Tool], output: OutputFormat, names: FieldNames) -> GrammarSpec:
-    size = sum(json_size(tool.parameters, random_digits()) for tool in wanted)
+    size = sum(json_size(tool.parameters) for tool in wanted)
     if size > MAX_SCHEMA_BYTES:
         message = f"the schemas of the tools have {size} bytes; at most {MAX_SCHEMA_BYTES} can be enforced at once"
         raise InputError(message, param="tools")

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from exo_mesh.api.core.reply_ids import SECRET_CHARS
 from exo_mesh.base.long_texts import json_parts
-from exo_mesh.base.printable import random_digits
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
@@ -76,7 +75,7 @@ def idempotency_of(
         raise InputError(message, param=LAST_EVENT)
     # the alias of a route without /v1 gives the same fingerprint
     fingerprint = hashlib.sha256()
-    for part in json_parts([request.path.removeprefix("/v1"), asked()], random_digits(), sort_keys=True):
+    for part in json_parts([request.path.removeprefix("/v1"), asked()], sort_keys=True):
         fingerprint.update(part.encode("utf-8", "surrogatepass"))
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),

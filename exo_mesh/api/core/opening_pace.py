@@ -1,7 +1,8 @@
 """Limits the part of the time in which a node opens tokenizers.
 
-The library holds the interpreter while it reads a tokenizer, so the node does nothing else meanwhile. A node keeps only
-a few tokenizers, so a client that asks for more models in turn could stop it for most of the time.
+The library holds the interpreter while it reads a tokenizer, so the node does nothing else meanwhile. A process reads a
+large one, and encodes no text of another one meanwhile. A node keeps only a few tokenizers, so a client that asks for
+more models in turn could keep it busy for most of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SHARE = 0.25
 """The part of the time that opening may take in the long run."""
 
 BURST_S = 5.0
-"""CPU time that may be used at once: some five of the largest tokenizers, or a hundred small ones."""
+"""Time that may be used at once: some five of the largest tokenizers, or a hundred small ones."""
 
 WAIT_LIMIT_S = 20.0
 """How long a request waits for its turn. A longer wait is refused with the time after which to try again."""
@@ -74,8 +75,12 @@ class OpeningPace:
         try:
             return job()
         finally:
-            with self._lock:
-                self._paid_until = max(self._paid_until, self._clock()) + (self._cpu() - began) / SHARE
+            self.note(self._cpu() - began)
+
+    def note(self, used_s: float) -> None:
+        """Take time from the budget."""
+        with self._lock:
+            self._paid_until = max(self._paid_until, self._clock()) + used_s / SHARE
 
     def _refusal(self) -> OverloadError:
         wait_s = max(1.0, self.wait_s())

@@ -21,6 +21,7 @@ from exo_mesh.text.template_wire import (
     Answer,
     Framed,
     RendererReady,
+    TableAnswered,
     TemplateRefused,
     TemplateRendered,
     TokenizerPart,
@@ -39,11 +40,14 @@ MAX_PARTS = 1 << 10
 PIPE_BYTES = 1 << 16
 """Bytes that are written at a time; a pipe of Linux holds as many."""
 
-_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 """For libraries: the process may start no other thread."""
 
 _PASSED_ON = ("PATH", "HOME", "TZ", "LANG", "VIRTUAL_ENV", "TMPDIR")
 _PASSED_ON_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
+
+PARTS = (TokenizerPart, TemplateRendered, TableAnswered)
+"""Answers that other parts may follow."""
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
@@ -74,7 +78,7 @@ class RendererProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**renderer_environment(os.environ), **_ONE_THREAD},
+                env={**renderer_environment(os.environ), **ONE_THREAD},
                 start_new_session=True,
             )
         except OSError as exc:
@@ -132,7 +136,7 @@ class RendererProcess:
                             self._process.stdin.write(whole[start : start + PIPE_BYTES])
                             await self._process.stdin.drain()
                 answers = [await self._read()]
-                while isinstance(part := answers[-1], TokenizerPart | TemplateRendered) and not part.is_last:
+                while isinstance(part := answers[-1], PARTS) and not part.is_last:
                     if len(answers) >= MAX_PARTS:
                         raise RendererLostError(f"outputs {MAX_PARTS} parts, which is too much")
                     answers.append(await self._read())

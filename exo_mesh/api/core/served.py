@@ -1,4 +1,4 @@
-"""Translates neutral requests to text for model servers: the messages, tools and form of the answer."""
+"""Translates neutral requests to text for model servers: the messages, tools and form of the answer. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Thinking, ToolChoice, Turn
 from exo_mesh.base.long_texts import json_parts
-from exo_mesh.base.printable import random_digits
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece
 from exo_mesh.errors import InputError
@@ -125,5 +124,5 @@ def _text(arguments: Any) -> str:
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    parts = json_parts(body, random_digits(), ensure_ascii=True, separators=(",", ":"))
+    parts = json_parts(body, ensure_ascii=True, separators=(",", ":"))
     return b"".join(part.encode() for part in parts)

@@ -91,7 +91,7 @@ def _framed(question: RenderTemplate) -> Framed:
 
 def _asked(question: Question, long: LongTexts | None = None, data: bytes = b"") -> _FramedQuestion:
     """Encode a question. It blocks for a long one. Raises UnicodeEncodeError for a lone surrogate."""
-    long = LongTexts("") if long is None else long
+    long = LongTexts() if long is None else long
     framed = _framed(question) if isinstance(question, RenderTemplate) else frame(question)
     digest = hashlib.blake2b(framed, digest_size=16)
     digest.update(data)

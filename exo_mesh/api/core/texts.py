@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from exo_mesh.models.entry import ModelEntry
 from exo_mesh.node.model_service import ModelService
 from exo_mesh.text.image_wire import ImageDecoded, ImageRecipe
 from exo_mesh.text.template import ChatTemplate, Message
+from exo_mesh.text.text_files import TextFiles
 from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.weights.model_files import named
 
@@ -32,6 +34,9 @@ MAX_OPEN = 8  # most text models in memory; a model with a large vocabulary take
 MAX_OPEN_BYTES = 64 << 20
 """Most bytes of their tokenizer.json files together; the one used last is kept in any case. The largest known has 33
 MB. A tokenizer takes some ten times as much memory as its file."""
+
+LARGE_BYTES = 256 << 10
+"""From this size on, a process reads a tokenizer: the library holds the interpreter for 20 ms to read this much."""
 
 NUM_WORKERS = 8
 """Threads for text work. Those with long texts only wait for a process, and must not keep short texts waiting."""
@@ -132,7 +137,7 @@ class TextModels:
         directory, modified_ns, _ = version
         try:
             async with self._pace.turn():
-                text = await self.work(lambda: self._pace.timed(lambda: TextModel.open(directory)))
+                text = await self._opened(directory, modified_ns)
             if text.template is not None:
                 text = await self._tried(text, text.template)
             text = self._tokenizers.attached(text, directory, modified_ns)
@@ -143,6 +148,17 @@ class TextModels:
             return text
         finally:
             del self._opening[version]
+
+    async def _opened(self, directory: Path, modified_ns: int) -> TextModel:
+        """The model; a process reads its tokenizer if it is large. Raises ModelError."""
+        if await self.work(lambda: _vocabulary_bytes(directory)) < LARGE_BYTES:
+            return await self.work(lambda: self._pace.timed(lambda: TextModel.open(directory)))
+
+        def read() -> TextModel:
+            files = TextFiles.read(directory)
+            return TextModel.of(directory, files, *self._tokenizers.read(directory, modified_ns, self._pace.note))
+
+        return await self.work(read)
 
     async def _tried(self, text: TextModel, template: ChatTemplate) -> TextModel:
         """The text model with its templates compiled and tried. Raises ModelError if one cannot be compiled."""
@@ -162,3 +178,12 @@ def _modified(directory: Path) -> tuple[int, int]:
     except OSError as exc:
         raise ModelError(f"{named(directory / 'tokenizer.json')}: cannot be read: {exc.strerror}") from exc
     return found.st_mtime_ns, found.st_size
+
+
+def _vocabulary_bytes(directory: Path) -> int:
+    """Bytes of the files that have tokens."""
+    sizes = 0
+    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):
+        with suppress(OSError):
+            sizes += (directory / name).stat().st_size
+    return sizes
