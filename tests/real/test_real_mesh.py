@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from exo_mesh.errors import MeshError
-from tests.real.real_model import NAME, PROMPTS, LlamaServer
+from tests.real.real_model import PROMPTS, LlamaServer
 from tests.support.peers import Peer, chat_body, mesh, text_of
 from tests.support.processes import run
+from tools.real_model import NAME
 
 pytest.importorskip("xllamacpp")
 

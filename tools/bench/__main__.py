@@ -13,6 +13,7 @@ python -m tools.bench lap                   CPU time of the Python of a lap, by 
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
+python -m tools.bench real-model            a real model beside the servers of llama.cpp and mlx-lm, and its quality
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench shared                memory and speed of streams over one prompt, and the time of a lookup
@@ -51,6 +52,7 @@ from tools.bench import (
     predictions,
     prefix,
     quantised,
+    real_model,
     router,
     sampling,
     shared,
@@ -82,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
     predictions.add_parser(subparsers)
     prefix.add_parser(subparsers)
     quantised.add_parser(subparsers)
+    real_model.add_parser(subparsers)
     router.add_parser(subparsers)
     sampling.add_parser(subparsers)
     shared.add_parser(subparsers)
