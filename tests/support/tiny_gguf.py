@@ -10,11 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 
 import numpy as np
+
+from tools.llama_server import serve
 
 EMBED, LAYERS, HEADS, FEED_FORWARD = 64, 4, 4, 128
 CONTEXT = 1 << 16
@@ -95,29 +96,6 @@ def _byte_letters() -> list[str]:
     others = (byte for byte in range(256) if byte not in shown)
     shown |= {byte: chr(256 + number) for number, byte in enumerate(others)}
     return [shown[byte] for byte in range(256)]
-
-
-def serve(model: Path, port: int, slots: int, key: str, context: int, *, flash: bool) -> None:
-    """Serve the model until the process ends. context: positions of each slot. flash: with flash attention where it is
-    the server's own choice."""
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path = str(model)
-    params.hostnames = ["127.0.0.1"]
-    params.port = port
-    params.n_parallel = slots
-    params.n_ctx = context * slots
-    params.use_jinja = True
-    if not flash:
-        params.flash_attn_type = 0
-    params.endpoint_slots = True
-    params.cpuparams.n_threads = 1
-    if key:
-        params.api_keys = [key]
-    server = xllamacpp.Server(params)
-    print(f"ready at {server.listening_address}", flush=True)
-    threading.Event().wait()
 
 
 class RealLlamaServer:

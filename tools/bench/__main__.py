@@ -13,6 +13,7 @@ python -m tools.bench lap                   CPU time of the Python of a lap, by 
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
+python -m tools.bench real-model            a real model beside the servers of llama.cpp and mlx-lm, and its quality
 python -m tools.bench router                time to first token over instances of different speed, beside an oracle
 python -m tools.bench sampling              time to draw the tokens of a frame, by vocabulary
 python -m tools.bench shared                memory and speed of streams over one prompt, and the time of a lookup
@@ -37,8 +38,8 @@ from exo_mesh.errors import MeshError
 
 BENCHES = (
     "at_once", "busy", "collectives", "copying", "entry", "first_token", "grammar", "group", "idle", "lap", "llama",
-    "llama_load", "llama_ring", "mlx_server", "predictions", "prefix", "quantised", "router", "sampling", "shared",
-    "start", "templates", "vectors",
+    "llama_load", "llama_ring", "mlx_server", "predictions", "prefix", "quantised", "real_model", "router", "sampling",
+    "shared", "start", "templates", "vectors",
 )  # fmt: skip
 """The modules of this package that are benchmarks."""
 

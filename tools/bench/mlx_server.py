@@ -58,7 +58,7 @@ def mlx_system(model: serve.BenchModel) -> Iterator[serve.System]:
 
     The server has no switch to ignore the end of a text, so the end ids get a bias that prevents them.
     """
-    directory = model.directory or _directory_of(model.name)
+    directory = model.path or _directory_of(model.name)
     eos_ids = read_card(directory, model.name).eos_ids
     with mlx_server(directory) as url:
         bias = {"logit_bias": {str(token): NEVER for token in eos_ids}}

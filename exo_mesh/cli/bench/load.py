@@ -150,10 +150,14 @@ async def timed_requests(urls: Sequence[str], question: Question, streams: int, 
 
 
 def _session(urls: Sequence[str]) -> aiohttp.ClientSession:
-    """A session with the API key or local token, which a running mesh may require."""
+    """A session with the API key or local token, which a running mesh may require.
+
+    Each request has a connection of its own: llama.cpp's server closes an idle one without a word.
+    """
     headers = ApiClient(urls[0]).credentials()
     timeout = aiohttp.ClientTimeout(total=REQUEST_DEADLINE_S)
-    return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], start: float) -> TimedAnswer:

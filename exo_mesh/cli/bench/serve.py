@@ -33,9 +33,11 @@ from exo_mesh.cli.bench.serve_report import NAMES, breakdown_table, check_plot, 
 from exo_mesh.cli.client.api_client import base_url
 from exo_mesh.cli.client.child_node import ChildNode, ReadyNode
 from exo_mesh.cli.client.local_mesh import local_mesh
+from exo_mesh.cli.model_paths import is_gguf
 from exo_mesh.domain.group_placement import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.settings.config import ConfigError
+from exo_mesh.weights.gguf_table import without_shard
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 
 LOAD_DEADLINE_S = 600.0
@@ -47,11 +49,11 @@ REPORTS_S = 1.2
 @dataclass(frozen=True, slots=True)
 class BenchModel:
     """The model of a benchmark. name: its name at every peer. models_dir: additional directory for the peers, "" if
-    they find the model anyway. directory: the model's directory, if there is one on this machine."""
+    they find the model anyway. path: the model's directory or GGUF file, if there is one on this machine."""
 
     name: str
     models_dir: str = ""
-    directory: Path | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="NAME", help="engine of the stages")
     parser.add_argument("--engine-option", action="append", metavar="K=V", help="an option of the engine")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", metavar="MODEL", help=f"model or directory (default {MODEL})")
+    what.add_argument("--model", metavar="MODEL", help=f"model, directory or GGUF file (default {MODEL})")
     what.add_argument("--random", metavar="SIZE", help="instead: a random Llama with this many weights, such as 100M")
     parser.add_argument("--streams", metavar="N,…", help="requests at once (default 1,2,4,8)")
     parser.add_argument("--rate", metavar="R,…", help="instead: R requests per second, without waiting for answers")
@@ -166,6 +168,8 @@ def _model(scenario: Scenario, url: str) -> Iterator[BenchModel]:
         with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
             made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(scenario.random)), repeat=True)
             yield BenchModel(made.name, scratch, made)
+    elif not url and is_gguf(file := Path(scenario.model_name).expanduser()):
+        yield BenchModel(without_shard(file.name), str(file.absolute().parent), file.absolute())
     elif not url and (directory := Path(scenario.model_name).expanduser()).is_dir():
         # peers know the model by this directory's name, so it must not be "." or a link
         directory = directory.resolve()
