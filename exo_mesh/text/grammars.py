@@ -46,7 +46,7 @@ def compile_limits() -> LLParserLimits:
 def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
     """Check that a grammar can be enforced. Raises InputError that names the keyword which cannot be.
 
-    It blocks for up to 0.5 s and needs a deep stack (`exo_mesh.text.deep_stack`). A grammar may still crash it, so
+    It blocks for up to 0.5 s and needs a deep stack (`exo_mesh.base.deep_stack`). A grammar may still crash it, so
     `TemplateRenderer.check_grammar` runs it in a separate process.
     """
     from llguidance import LLMatcher

@@ -26,10 +26,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from exo_mesh.base.deep_stack import in_deep_stack
 from exo_mesh.base.long_texts import LongTexts, slices
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
-from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
 from exo_mesh.text.process_limits import limit_cpu, limit_process
 from exo_mesh.text.rendering import CompiledTemplate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from exo_mesh.base.deep_stack import in_deep_stack
 from exo_mesh.domain.request import GrammarSpec
-from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.grammars import check_in_this_stack
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exo_mesh.base.deep_stack import deep_executor
 from exo_mesh.errors import InputError, MeshError, ModelError
-from exo_mesh.text.deep_stack import deep_executor
 from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.spelling import TokenBytes
