@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.weights.store import ModelStore
 from tests.real.real_model import LlamaServer
-from tests.support.nodes import free_port
 from tests.support.tiny_gguf import RealLlamaServer
 from tools.real_model import MISSING, NAME, weights_file, write_float_copy
 

@@ -7,12 +7,13 @@ import socket
 
 import pytest
 
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.mesh.discovery.port import Announcement
 from exo_mesh.mesh.discovery.udp import UdpDiscovery, encode
 from exo_mesh.mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security import datagrams
 from exo_mesh.security.datagrams import MAGIC, MAX_AGE_S, MAX_NONCES, DatagramVerdict, RefusedDatagrams, Seal
-from tests.mesh.discovery.test_udp import free_udp_port, until
+from tests.mesh.discovery.test_udp import until
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
@@ -104,7 +105,7 @@ def test_refusals_are_said_once_a_minute() -> None:
 
 
 async def test_nodes_with_one_secret_find_each_other_and_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    port = free_udp_port()
+    port = free_port(socket.SOCK_DGRAM)
     heard: dict[str, set[str]] = {name: set() for name in "abcd"}
     keys = {"a": KEY, "b": KEY, "c": OTHER_KEY, "d": None}
     nodes = []
@@ -121,7 +122,7 @@ async def test_nodes_with_one_secret_find_each_other_and_nobody_else(caplog: pyt
 
 
 async def test_a_recorded_announcement_from_elsewhere_is_not_heard_again(caplog: pytest.LogCaptureFixture) -> None:
-    port, heard = free_udp_port(), list[str]()
+    port, heard = free_port(socket.SOCK_DGRAM), list[str]()
     node = UdpDiscovery(port, port, loopback_only=True, seal=Seal(KEY))
     await node.start(Announcement("home", "me", 7001), heard.append)
     recorded = Seal(KEY).close(encode(Announcement("home", "friend", 7002)))

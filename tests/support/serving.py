@@ -81,7 +81,7 @@ class Asked:
 
 class ServingRing:
     """All stages and the driver. computing_s: what each stage reports that a frame took; None: nothing is reported, and
-    the driver learns nothing. prefix: the driver's prefix cache."""
+    the driver learns nothing. prefix: the driver's prefix cache; without one, stages keep nothing."""
 
     def __init__(
         self,
@@ -99,6 +99,7 @@ class ServingRing:
         self.frames: list[Frame] = []
         """Every frame that was sent, as it was sent."""
         self._computing_s = computing_s
+        self._kept_tokens = 0 if prefix is None else 2**31
         self._stages = [Stage(engine, index) for index, engine in enumerate(engines)]
         self._inboxes: list[deque[Frame]] = [deque() for _ in engines]
         self.limits = SchedulerLimits(len(engines), **limits)  # type: ignore[arg-type]
@@ -134,7 +135,9 @@ class ServingRing:
         if self._computing_s is not None:
             cuts_back = self.engines[stage].capabilities.rollback == "any"
             pressure = max(self.pressure, self.pressure_of.get(stage, 0))
-            report = StageReport(self._computing_s[stage], 0.0, pressure, cuts_back=cuts_back)
+            report = StageReport(
+                self._computing_s[stage], 0.0, pressure, kept_tokens=self._kept_tokens, cuts_back=cuts_back
+            )
             frame = frame.changed(reports=(*frame.reports, report))
         if stage < len(self._stages) - 1:
             self._inboxes[stage + 1].append(frame)

@@ -21,8 +21,8 @@ from exo_mesh.api.core.child_processes import IDLE_S, NUM_PROCESSES
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess, renderer_environment
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.base import long_texts
 from exo_mesh.base.tasks import Watchdog
-from exo_mesh.domain import long_texts
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.text.recent_failures import KEPT_S, RecentFailures

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.api.errors import error_response
+from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.reports import InstanceReport
@@ -22,7 +23,6 @@ from tests.support.nodes import (
     MODEL,
     Machine,
     a_request,
-    free_port,
     instances,
     make_node,
     mesh,
