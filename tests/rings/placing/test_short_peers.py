@@ -35,9 +35,12 @@ async def pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def one_running_and_one_waiting(node: Node) -> list[asyncio.Task[list[int]]]:
-    """On a ring that is short of memory: so it refuses the next one."""
+async def one_running_and_one_waiting(node: Node, *short: Machine) -> list[asyncio.Task[list[int]]]:
+    """On a ring whose machine becomes short of memory while both run: so it refuses the next one."""
     asked = [asyncio.create_task(tokens(node, a_request(f"long{n}", max_tokens=250))) for n in range(2)]
+    await until(lambda: sum(stage.beat.running for stage in node._hosting.host.beats()) == 2)
+    for machine in short:
+        machine.usable_bytes = FULL
     await until(lambda: sum(stage.beat.running for stage in node._hosting.host.beats()) == 1)
     await until(lambda: sum(stage.beat.queued for stage in node._hosting.host.beats()) == 1)
     return asked
@@ -49,8 +52,7 @@ async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_th
 ) -> None:
     nodes, machines = pressed
     await nodes[0].instances.create(InstanceSpec(MODEL))
-    machines[0].usable_bytes = FULL
-    asked = await one_running_and_one_waiting(nodes[0])
+    asked = await one_running_and_one_waiting(nodes[0], machines[0])
     answers = await asyncio.gather(*(tokens(node, a_request(f"new{n}")) for n, node in enumerate(nodes)))
     assert len(answers[0]) == 12 and answers[0] == answers[1], "at either entry peer"
     rings = {one.id: [stage.peer for stage in one.stages] for one in instances(nodes[1])}
@@ -65,8 +67,7 @@ async def test_where_nobody_has_room_the_refusal_names_peer_numbers_and_remedy(
 ) -> None:
     nodes, machines = pressed
     await nodes[0].instances.create(InstanceSpec(MODEL))
-    machines[0].usable_bytes = machines[1].usable_bytes = FULL
-    asked = await one_running_and_one_waiting(nodes[0])
+    asked = await one_running_and_one_waiting(nodes[0], *machines)
     with pytest.raises(MemoryPressureError) as refused:
         await tokens(nodes[1], a_request("new"))
     text = str(refused.value)
