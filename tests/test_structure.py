@@ -36,8 +36,6 @@ STILL_WIDE = {
     "exo_mesh/api": 33,
     "exo_mesh/api/core": 37,
     "exo_mesh/domain": 41,
-    "exo_mesh/rings/hosting": 32,
-    "exo_mesh/rings/placing": 31,
     "engines/exo_mesh_llamacpp": 33,
     "engines/exo_mesh_mlx": 33,
     "engines/exo_mesh_torch": 34,

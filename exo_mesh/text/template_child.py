@@ -28,10 +28,10 @@ import msgspec
 
 from exo_mesh.base.deep_stack import in_deep_stack
 from exo_mesh.base.long_texts import LongTexts, slices
+from exo_mesh.base.process_limits import limit_cpu, limit_process
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.text.image_wire import DecodeImage, ImageDecoded
-from exo_mesh.text.process_limits import limit_cpu, limit_process
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template_wire import (
     EXIT_OUT_OF_MEMORY,

@@ -7,7 +7,6 @@ limited and freed, the event loop of the node is not blocked, and a read that ha
 from __future__ import annotations
 
 import json
-import resource
 import struct
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from exo_mesh.base.process_limits import limit_work
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_card
@@ -76,18 +76,10 @@ def _ask(model_dir: Path, name: str) -> ModelCard:
     return answer.card
 
 
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (wanted, wanted))
-
-
 def main(argv: list[str]) -> int:
     """Print {"card": …} or {"unusable": why}."""
     model_dir, name = argv
-    _limit(resource.RLIMIT_CPU, int(LIMIT_S))
-    if sys.platform == "linux":  # macOS does not enforce this limit
-        _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit_work(LIMIT_S, MEMORY_BYTES)
     try:
         answer: dict[str, object] = {"card": asdict(read_card(Path(model_dir), name))}
     except ModelError as exc:

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from exo_mesh.base.process_limits import limit_work
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.fetched import SCRATCH_PREFIX
 from exo_mesh.weights.gguf_layout import CONFIG, TOKENIZER, texts_of_gguf
@@ -209,9 +209,7 @@ def write_texts(directory: Path, first: str, out: Path) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Write the texts; print {"made": names} or {"unusable": why}."""
     directory, first, out = argv
-    _limit(resource.RLIMIT_CPU, int(LIMIT_S))
-    if sys.platform == "linux":  # macOS does not enforce this limit
-        _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit_work(LIMIT_S, MEMORY_BYTES)
     try:
         answer: dict[str, object] = {"made": write_texts(Path(directory), first, Path(out))}
     except ModelError as exc:
@@ -220,12 +218,6 @@ def main(argv: Sequence[str]) -> int:
         answer = {"unusable": f"{first}: its header takes more than {MEMORY_BYTES // 10**9} GB of memory to read"}
     sys.stdout.write(json.dumps(answer))
     return 0
-
-
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (wanted, wanted))
 
 
 if __name__ == "__main__":

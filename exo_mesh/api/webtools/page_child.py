@@ -14,7 +14,7 @@ import msgspec
 
 from exo_mesh.api.webtools.article import article_of
 from exo_mesh.api.webtools.page_text import read_page, tidy_text
-from exo_mesh.text.process_limits import limit_cpu, limit_process
+from exo_mesh.base.process_limits import limit_cpu, limit_process
 
 MAX_MEMORY_BYTES = 256 << 20
 LIMIT_S = 3.0

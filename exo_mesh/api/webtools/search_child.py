@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.text.process_limits import limit_cpu, limit_process
+from exo_mesh.base.process_limits import limit_cpu, limit_process
 
 MAX_MEMORY_BYTES = 1 << 30
 """Of address space: each of the library's threads reserves some."""

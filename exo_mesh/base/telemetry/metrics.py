@@ -51,7 +51,8 @@ class Metrics:
         self._init_node()
         parts = (self.requests, self.stages, self.hardware, self.rkllm, self)
         values = (value for part in parts for value in vars(part).values())
-        self._families: list[MetricFamily[Any]] = [value for value in values if isinstance(value, MetricFamily)]
+        self.families: list[MetricFamily[Any]] = [value for value in values if isinstance(value, MetricFamily)]
+        self.families += dict.fromkeys(shown.family for shown in self.stages.shown)
         self._ran_here: set[str] = set()
         self._used_at: dict[str, float] = {}
         self._sweep_at = clock() + SWEEP_EVERY_S
@@ -61,7 +62,7 @@ class Metrics:
         """All families, for Prometheus."""
         from exo_mesh.base.telemetry.exposition import registry_of  # slow; the first scrape needs it, not the start
 
-        return registry_of(self._families, self.hardware.refresh)
+        return registry_of(self.families, self.hardware.refresh)
 
     def _init_runners_and_recoveries(self) -> None:
         # fmt: off
@@ -238,7 +239,7 @@ class Metrics:
         recent = sorted(self._used_at, key=self._used_at.__getitem__, reverse=True)
         recent = [name for name in recent if now - self._used_at[name] < MODEL_KEPT_S][:MAX_MODELS]
         self._used_at = {name: self._used_at[name] for name in in_use.union(recent)}
-        for family in self._families:
+        for family in self.families:
             family.keep("model", self._used_at)
             family.keep("instance_id", instance_ids)
             family.keep("peer", peers)

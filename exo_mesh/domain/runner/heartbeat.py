@@ -55,3 +55,13 @@ class Heartbeat(msgspec.Struct):
     hop_rests: bool = False
     step_all_reduces: int = 0
     prefix: PrefixFigures = msgspec.field(default_factory=PrefixFigures)
+
+    @property
+    def kv_free_tokens(self) -> int:
+        """Positions of the pool that neither running requests nor the prefix cache hold."""
+        return max(0, self.kv_pool_tokens - self.kv_tokens - self.prefix.kept_tokens)
+
+    @property
+    def step_all_reduce_s(self) -> float:
+        """Time of all all-reduces of one decode step."""
+        return self.all_reduce_s * self.step_all_reduces

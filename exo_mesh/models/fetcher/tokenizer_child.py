@@ -7,9 +7,10 @@ limits, offline and without code of the model.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
+
+from exo_mesh.base.process_limits import limit_work
 
 MEMORY_BYTES = 4 * 2**30
 CPU_S = 120
@@ -21,10 +22,7 @@ _HEAVY = ("torch", "tensorflow", "jax", "flax")
 def main(argv: list[str]) -> int:
     """Prints {}, {"missing": package} or {"failed": reason}."""
     model_dir, out = map(Path, argv)
-    for limit, most in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_FSIZE, WRITTEN_BYTES)):
-        _limit(limit, most)
-    if sys.platform == "linux":  # macOS does not enforce it
-        _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit_work(CPU_S, MEMORY_BYTES, WRITTEN_BYTES)
     sys.modules.update(dict.fromkeys(_HEAVY))  # type: ignore[arg-type]
     sys.stdout.write(json.dumps(_convert(model_dir, out)))
     return 0
@@ -53,12 +51,6 @@ def _convert(model_dir: Path, out: Path) -> dict[str, str]:
 def _first_line(exc: Exception) -> str:
     words = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {words}"[:300]
-
-
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from exo_mesh.base.telemetry.durations import DurationCounts, Durations
-from exo_mesh.base.telemetry.families import Cell, MetricFamily
-from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageMetrics, StageSeat
+from exo_mesh.base.telemetry.families import Gauges, Histograms, Labels
+from exo_mesh.base.telemetry.stage_metrics import DRIVER, HOP, RANK, STAGE, ModelFacts, Shown, StageMetrics, StageSeat
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 
 WINDOW_BEATS = 21
@@ -72,19 +73,23 @@ class StageMeter:
         self._facts = facts
         self._name_of = name_of
         self._shares = StageShares()
-        self._counted: dict[str, float] = {}
-        self._in_buckets: dict[str, tuple[list[int], float]] = {}
+        self._counted: dict[Labels, float] = {}
+        self._in_buckets: dict[Labels, tuple[list[int], float]] = {}
 
     def take(self, seat: StageSeat, beat: Heartbeat) -> None:
         """Takes a heartbeat. seat: differs from the seat before if the ring continues under another plan."""
         if seat != self._metrics.seat_of.get(self):
             self._leave()
             self._enter(seat)
-        self._take_stage(seat, beat)
-        if beat.kv_pool_tokens:  # only a driver reports the KV pool
-            self._take_driver(seat, beat)
-        if seat.next_peer:  # a ring of one stage has no hop
-            self._take_hop(seat, beat)
+        self._take_shares(seat, beat)
+        labels = self._labels(seat)
+        if not beat.kv_pool_tokens:  # only a driver reports the KV pool
+            del labels[DRIVER]
+        if not seat.next_peer:  # a ring of one stage has no hop
+            del labels[HOP]
+        for shown in self._metrics.shown:
+            if shown.scope in labels and (shown.only_if is None or shown.only_if(beat)):
+                self._show(shown, labels[shown.scope] + shown.more, shown.value(beat))
 
     def end(self) -> None:
         """Removes the gauges of a runner that has ended; its counters stay as long as the mesh has the instance."""
@@ -107,18 +112,15 @@ class StageMeter:
         seat = metrics.seat_of.pop(self, None)
         if seat is None:
             return
-        driver = (seat.model, seat.instance_id)
-        stage, rank = (*driver, str(seat.stage)), (*driver, str(seat.stage), str(seat.rank))
-        of_stage = (metrics.busy_ratio, metrics.bubble, metrics.sequences, metrics.prefill_speed)
-        for gauges in (*of_stage, metrics.prefix_bytes, metrics.disk_bytes, metrics.layers, metrics.first_layer):
-            gauges.remove(*stage)
-        for gauges in (metrics.memory, metrics.all_reduce, metrics.step_all_reduce):
-            gauges.remove(*rank)
-        for gauges in (metrics.queue_depth, metrics.oldest_wait, metrics.running, metrics.parked, metrics.epoch):
-            gauges.remove(*driver)
-        for state in ("used", "kept", "free"):
-            metrics.kv_tokens.remove(*driver, state)
-        metrics.stage_info.remove(*rank, seat.engine)
+        labels = self._labels(seat)
+        for shown in metrics.shown:
+            if isinstance(shown.family, Gauges):
+                shown.family.remove(*labels[shown.scope], *shown.more)
+        of_stage = (metrics.busy_ratio, metrics.bubble, metrics.prefill_speed, metrics.layers, metrics.first_layer)
+        for gauges in of_stage:
+            gauges.remove(*labels[STAGE])
+        metrics.epoch.remove(*labels[DRIVER])
+        metrics.stage_info.remove(*labels[RANK], seat.engine)
         if all(other.model != seat.model for other in metrics.seats):  # no other stage of the model runs here
             metrics.model_info.remove(seat.model, *self._model_facts)
 
@@ -126,72 +128,36 @@ class StageMeter:
     def _model_facts(self) -> tuple[str, str, str]:
         return self._facts.architecture, self._facts.dtype, str(self._facts.num_layers)
 
-    def _take_stage(self, seat: StageSeat, beat: Heartbeat) -> None:
-        metrics, shares = self._metrics, self._shares
-        stage = (seat.model, seat.instance_id, str(seat.stage))
-        rank = (*stage, str(seat.rank))
-        self._grow(metrics.frames, stage, beat.frames_in)
-        self._grow(metrics.busy, stage, beat.busy_s)
-        self._grow(metrics.prefill_tokens, stage, beat.prefill_tokens)
-        self._grow(metrics.prefill_seconds, stage, beat.prefill_s)
-        metrics.sequences.labels(*stage).set(beat.sequences)
-        metrics.memory.labels(*rank).set(beat.memory_bytes)
-        metrics.prefix_bytes.labels(*stage).set(beat.prefix.num_bytes)
-        metrics.disk_bytes.labels(*stage).set(beat.prefix.disk_bytes)
-        if beat.prefix.has_disk:
-            self._grow(metrics.disk_writes, (*stage, "ok"), beat.prefix.disk_writes)
-            self._grow(metrics.disk_writes, (*stage, "error"), beat.prefix.disk_errors)
+    def _labels(self, seat: StageSeat) -> dict[Labels, Labels]:
+        """The values of each set of labels."""
+        driver = (seat.model, seat.instance_id)
+        stage = (*driver, str(seat.stage))
+        return {DRIVER: driver, STAGE: stage, RANK: (*stage, str(seat.rank)), HOP: (*stage, self._next_name)}
+
+    def _take_shares(self, seat: StageSeat, beat: Heartbeat) -> None:
+        metrics, shares, stage = self._metrics, self._shares, self._labels(seat)[STAGE]
         shares.take(metrics.clock(), beat)
         metrics.busy_ratio.labels(*stage).set(shares.busy)
         metrics.bubble.labels(*stage).set(shares.bubble)
         metrics.prefill_speed.labels(*stage).set(shares.prefill_tokens_per_s)
-        if beat.all_reduce_s:
-            metrics.all_reduce.labels(*rank).set(beat.all_reduce_s)
-            metrics.step_all_reduce.labels(*rank).set(beat.all_reduce_s * beat.step_all_reduces)
 
-    def _take_driver(self, seat: StageSeat, beat: Heartbeat) -> None:
-        metrics, driver = self._metrics, (seat.model, seat.instance_id)
-        metrics.queue_depth.labels(*driver).set(beat.queued)
-        metrics.oldest_wait.labels(*driver).set(beat.oldest_wait_s)
-        metrics.running.labels(*driver).set(beat.running)
-        metrics.parked.labels(*driver).set(beat.parked)
-        metrics.kv_tokens.labels(*driver, "used").set(beat.kv_tokens)
-        kept = beat.prefix.kept_tokens
-        metrics.kv_tokens.labels(*driver, "kept").set(kept)
-        metrics.kv_tokens.labels(*driver, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens - kept))
-        self._grow(metrics.prefix_lookups, (*driver, "hit"), beat.prefix.hits)
-        self._grow(metrics.prefix_lookups, (*driver, "miss"), beat.prefix.misses)
-        self._grow(metrics.prefix_tokens, driver, beat.prefix.hit_tokens)
-        self._grow(metrics.prefix_evictions, driver, beat.prefix.evictions)
-        if beat.prefix.has_disk:
-            self._grow(metrics.prefix_disk_lookups, (*driver, "hit"), beat.prefix.disk_hits)
-            self._grow(metrics.prefix_disk_lookups, (*driver, "lost"), beat.prefix.disk_misses)
-        self._grow(metrics.tokens, driver, beat.tokens)
-        self._grow(metrics.evictions, driver, beat.evictions)
-        self._grow(metrics.laps_saved, driver, beat.laps_saved)
-        self._grow(metrics.shared_tokens, driver, beat.shared_tokens)
-        self._grow_buckets(metrics.lap, driver, beat.laps_took)
-        self._grow_buckets(metrics.lap_hop, driver, beat.hops_took)
-        self._grow_buckets(metrics.queue_wait, driver, beat.queue_waits)
+    def _show(self, shown: Shown, labels: Labels, now: Any) -> None:
+        """Sets a gauge; adds to a counter or a histogram by how much the runner's has grown since the last
+        heartbeat."""
+        family, key = shown.family, (shown.family.name, *shown.more)
+        if isinstance(family, Gauges):
+            family.labels(*labels).set(now)
+        elif isinstance(family, Histograms):
+            self._grow_buckets(family.labels(*labels), key, now)
+        else:
+            family.labels(*labels).value += max(0.0, now - self._counted.get(key, 0.0))
+            self._counted[key] = now
 
-    def _take_hop(self, seat: StageSeat, beat: Heartbeat) -> None:
-        metrics, hop = self._metrics, (seat.model, seat.instance_id, str(seat.stage), self._next_name)
-        self._grow(metrics.hop_frames, hop, beat.frames_out)
-        self._grow(metrics.hop_bytes, hop, beat.bytes_out)
-        self._grow_buckets(metrics.hop, hop, beat.hop_took)
-
-    def _grow(self, family: MetricFamily[Cell], labels: tuple[str, ...], now: float) -> None:
-        """Adds the increase of a runner's counter since the last heartbeat."""
-        before = self._counted.get(family.name, 0.0)
-        self._counted[family.name] = now
-        family.labels(*labels).value += max(0.0, now - before)
-
-    def _grow_buckets(self, family: MetricFamily[Durations], labels: tuple[str, ...], now: DurationCounts) -> None:
-        durations = family.labels(*labels)
+    def _grow_buckets(self, durations: Durations, key: Labels, now: DurationCounts) -> None:
         if len(now.counts) != len(durations.counts):
             return  # an empty heartbeat, from before the runner's first one
-        counts, sum_s = self._in_buckets.get(family.name, ([0] * len(now.counts), 0.0))
-        self._in_buckets[family.name] = list(now.counts), now.sum_s
+        counts, sum_s = self._in_buckets.get(key, ([0] * len(now.counts), 0.0))
+        self._in_buckets[key] = list(now.counts), now.sum_s
         for index, (count, before) in enumerate(zip(now.counts, counts, strict=True)):
             durations.counts[index] += max(0, count - before)
         durations.sum_s += max(0.0, now.sum_s - sum_s)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, HopBroke, PlanChanged, RunnerFailed, RunnerListening, RunnerReady
@@ -42,7 +44,6 @@ from exo_mesh.rings.hosting.runner_exit import (
     say_where_it_stands,
     shielded,
 )
-from exo_mesh.rings.hosting.stack_listener import StackListener
 from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.rings.hosting.status_board import StatusBoard
 from exo_mesh.security.credentials import Credentials
@@ -432,3 +433,37 @@ class Runner:
             if self._heard_stacks is not None:
                 self._heard_stacks.hear(text)
             _log.info("runner %s: %s", self.label, text)
+
+
+STACK_QUIET_S = 0.15
+"""Seconds without a line after which the stacks are complete: faulthandler writes all threads within milliseconds."""
+
+STACK_WAIT_S = 1.0
+"""Seconds to wait for the first line: the kernel may take some time to run a starved process."""
+
+MAX_STACK_LINES = 2000
+
+_STACK = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*:$|  File \".*\", line \d+ in \S+$|  <.*>$|  \.\.\.$")
+"""The lines that faulthandler writes (CPython, Python/traceback.c). Any other line of a runner is ignored."""
+
+
+class StackListener:
+    """Reads every line that a runner prints. One `listen` at a time; a second one waits for lines of its own."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._heard = ChangeSignal()
+
+    def hear(self, line: str) -> None:
+        if _STACK.match(line) and len(self._lines) < MAX_STACK_LINES:
+            self._lines.append(line)
+            self._heard.beat()
+
+    async def listen(self) -> list[str]:
+        """The lines of the stacks that come now; [] if none come."""
+        lines: list[str] = []
+        self._lines = lines
+        if await self._heard.wait(STACK_WAIT_S):
+            while await self._heard.wait(STACK_QUIET_S):
+                pass
+        return lines

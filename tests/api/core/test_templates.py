@@ -330,7 +330,7 @@ def test_secrets_and_tokens_stay_out_of_its_environment() -> None:
 
 @pytest.mark.extended
 def test_a_process_whose_node_has_died_in_the_middle_ends_by_its_limit_of_cpu_time() -> None:
-    code = "from exo_mesh.text.process_limits import limit_cpu\nlimit_cpu(-1.5)\nwhile True: pass"
+    code = "from exo_mesh.base.process_limits import limit_cpu\nlimit_cpu(-1.5)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == -signal.SIGXCPU
 

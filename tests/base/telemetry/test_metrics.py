@@ -15,6 +15,7 @@ from exo_mesh.base.telemetry.families import Infos, MetricFamily
 from exo_mesh.base.telemetry.metrics import ENDS, MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts, StageSeat
 from exo_mesh.domain.runner.heartbeat import Heartbeat
+from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.rings.hosting.runner_exit import End
 from exo_mesh.rings.hosting.stage_meter import StageMeter
 
@@ -24,9 +25,7 @@ FACTS = ModelFacts("llama", "bfloat16", 16)
 
 
 def families() -> list[MetricFamily]:  # type: ignore[type-arg]
-    metrics = Metrics()
-    parts = (metrics, metrics.requests, metrics.stages, metrics.hardware, metrics.rkllm)
-    return [one for part in parts for one in vars(part).values() if isinstance(one, MetricFamily)]
+    return Metrics().families
 
 
 def kind_of(family: MetricFamily) -> str:  # type: ignore[type-arg]
@@ -113,6 +112,19 @@ def test_a_stage_that_holds_nothing_has_no_bubble() -> None:
     for _ in range(21):
         node.beat(0.0, sequences=0)
     assert node.value("stage_bubble_ratio", stage="3") == 0.0
+
+
+def test_a_counter_by_result_counts_each_result_for_itself() -> None:
+    node = Node()
+    for _ in range(3):
+        figures = PrefixFigures(
+            hits=5, misses=3, has_disk=True, disk_writes=4, disk_errors=1, disk_hits=2, disk_misses=1
+        )
+        node.beat(0.1, prefix=figures)
+    assert [node.value("prefix_lookups_total", result=result) for result in ("hit", "miss")] == [5.0, 3.0]
+    assert [node.value("prefix_disk_reads_total", result=result) for result in ("hit", "lost")] == [2.0, 1.0]
+    writes = [node.value("prefix_disk_writes_total", stage="3", result=result) for result in ("ok", "error")]
+    assert writes == [4.0, 1.0]
 
 
 def test_laps_are_a_histogram() -> None:

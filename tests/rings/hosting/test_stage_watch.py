@@ -6,7 +6,7 @@ from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.domain.runner.reports import FromRunner, RunnerReady
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import StageLoading
-from exo_mesh.rings.hosting.runner_pace import RunnerPace
+from exo_mesh.rings.hosting.runner_starter import RunnerPace
 from exo_mesh.rings.hosting.stage_watch import Phase, StageWatch
 
 LIMITS = RunnerLimits(first_message_s=20, silence_s=10, load_base_s=120, load_bytes_per_s=50e6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,3 +28,16 @@ def limit_cpu(limit_s: float) -> None:
     """Let the system end this process after limit_s and CPU_GRACE_S more seconds of CPU time, counted from now."""
     seconds = math.ceil(time.process_time() + limit_s + CPU_GRACE_S)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def limit_work(cpu_s: float, max_bytes: int, written_bytes: int | None = None) -> None:
+    """Let the system end this process after cpu_s of CPU time, and refuse more memory and longer files than these. Only
+    Linux limits the address space. A lower limit that is in force stays."""
+    limits = {resource.RLIMIT_CPU: int(cpu_s), resource.RLIMIT_FSIZE: written_bytes}
+    if sys.platform == "linux":
+        limits[resource.RLIMIT_AS] = max_bytes
+    for kind, most in limits.items():
+        if most is not None:
+            _, hard = resource.getrlimit(kind)
+            wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (wanted, wanted))
