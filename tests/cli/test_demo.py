@@ -109,6 +109,13 @@ def test_a_model_of_the_user_is_given_to_every_peer(text: str, tmp_path: Path, m
     assert started.value.args[1] == ["--engine", "auto", "--models-dir", str(own)]
 
 
+def test_a_model_may_be_named_and_is_then_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.cli.verbs.demo.local_mesh", started_mesh)
+    with pytest.raises(Started) as started:
+        main(["demo", "--model", "org/name"])
+    assert started.value.args[1] == ["--engine", "auto", "--offline"]
+
+
 def test_without_the_model_no_peer_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--model", str(tmp_path / "none.gguf")]) != exit_codes.OK
     assert "none.gguf does not exist" in capsys.readouterr().err
