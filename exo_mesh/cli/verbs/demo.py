@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,9 @@ from exo_mesh.cli.model_paths import existing_path, is_path, models_dir_for
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.errors import InputError, MeshError, ModelError, PlacementError
 from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.default_paths import models_dirs
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.weights.store import ModelStore
 
 if TYPE_CHECKING:
     from exo_mesh.cli.demo_screen import DemoScreen
@@ -64,8 +68,8 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     flags = ["--engine", wanted]  # not the engine of the demo model: "auto" runs other formats, such as GGUF, too
     if args.model is not None:
         args.engine = wanted
-        args.model, further = _own_model(args.model)
-        flags += further
+        path = _own_model(args.model)
+        args.model, flags = str(path), [*flags, "--models-dir", str(models_dir_for(path))]
     with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
             return _demonstrate(mesh, args, screen)
@@ -76,15 +80,12 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
     raise refusal
 
 
-def _own_model(text: str) -> tuple[str, list[str]]:
-    """The model that the peers are asked for, and their flags: the place of a path, else a name on this machine.
-
-    The peers fetch nothing for a name, since their homes are deleted at the end. Raises UnknownModelError.
-    """
+def _own_model(text: str) -> Path:
+    """The place of a model that is named by its path or, on this machine, by its name. Raises UnknownModelError."""
     if is_path(text):
-        path = existing_path(text)
-        return str(path), ["--models-dir", str(models_dir_for(path))]
-    return text, ["--offline"]
+        return existing_path(text)
+    settings = load_settings({}, os.environ).settings
+    return ModelStore(models_dirs(settings, os.environ)).find(text)
 
 
 def _usable_engine(name: str) -> str:
