@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from exo_mesh.errors import UnknownModelError
+from exo_mesh.weights.gguf import SUFFIX
 from exo_mesh.weights.gguf_table import is_model_file
 from exo_mesh.weights.gguf_views import has_only_gguf
 from exo_mesh.weights.store import model_dir_of
@@ -18,6 +19,11 @@ def model_name(text: str) -> str:
     if text.startswith(("./", "../", "~")) or is_gguf(Path(text)):
         return str(existing_path(text))
     return text
+
+
+def is_path(text: str) -> bool:
+    """Whether a text names a place on the disk, be it there or not, and not a model by its name."""
+    return text.startswith(("/", "./", "../", "~")) or text.endswith(SUFFIX) or Path(text).is_dir()
 
 
 def existing_path(text: str) -> Path:

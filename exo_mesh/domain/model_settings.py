@@ -13,6 +13,9 @@ MAX_BITS = 64
 MAX_WORD = 32
 """Most characters of the name of a quantisation."""
 
+_NAMED_FLOATS = ("nvfp4", "mxfp4", "mxfp8")
+"""Floats with scales of their own that formats of compressed-tensors are called after."""
+
 _AFFINE = "affine"
 """MLX's mode of scales and biases, which has no name of its own in front of its bits."""
 
@@ -68,7 +71,8 @@ def quantization_of(config: Mapping[str, Any]) -> str | None:
     method = others.get("quant_method") if isinstance(others, dict) else None
     if not isinstance(others, dict) or not _is_word(method):
         return None
-    word = _type_of(others) or _type_of_groups(others)
+    nested = others.get("quantization")
+    word = _type_of(others) or (_type_of(nested) if isinstance(nested, dict) else "") or _type_of_groups(others)
     return f"{method}-{word}" if word and word != method else str(method)
 
 
@@ -85,7 +89,11 @@ def _type_of(settings: Mapping[str, Any]) -> str:
 
 
 def _type_of_groups(settings: Mapping[str, Any]) -> str:
-    """The type of weights that all config groups of compressed-tensors have; "" if they differ."""
+    """The type of weights that all config groups of compressed-tensors have, by its name if it has one; "" if they
+    differ."""
+    layout = settings.get("format")
+    if isinstance(layout, str) and (name := layout.partition("-")[0]) in _NAMED_FLOATS:
+        return name
     groups = settings.get("config_groups")
     weights = (
         [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []

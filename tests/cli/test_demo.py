@@ -109,6 +109,19 @@ def test_a_model_of_the_user_is_given_to_every_peer(text: str, tmp_path: Path, m
     assert started.value.args[1] == ["--engine", "auto", "--models-dir", str(own)]
 
 
+def test_a_model_of_this_machine_may_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = write_checkpoint(tmp_path / "models" / "org" / "own", TinyModel(layers=2))
+    monkeypatch.setenv("EXO_MESH_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setattr("exo_mesh.cli.verbs.demo.local_mesh", started_mesh)
+    with pytest.raises(Started) as started:
+        main(["demo", "--model", "org/own"])
+    assert started.value.args[1] == ["--engine", "auto", "--models-dir", str(own)]
+    assert main(["demo", "--model", "org/owl"]) != exit_codes.OK
+    assert 'no model "org/owl" on this machine; near: org/own' in capsys.readouterr().err
+
+
 def test_without_the_model_no_peer_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--model", str(tmp_path / "none.gguf")]) != exit_codes.OK
     assert "none.gguf does not exist" in capsys.readouterr().err

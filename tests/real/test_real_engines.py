@@ -14,7 +14,7 @@ from tests.real.real_model import PROMPTS, load_ring, prompt_ids
 from tests.support.exactness import assert_within_margin
 from tests.support.serving import ServingRing
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 OPTIONS = {"torch": {"dtype": "float32", "threads": "1"}, "llamacpp": {"threads": "1", "kv": "f32"}}
 CUTS = ((), (15,), (10, 20))

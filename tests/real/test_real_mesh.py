@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.cli import exit_codes
 from exo_mesh.errors import MeshError
 from tests.real.real_model import PROMPTS, LlamaServer
 from tests.support.peers import Peer, chat_body, mesh, text_of
@@ -92,3 +93,12 @@ def test_a_killed_stage_changes_no_letter(peers: list[Peer]) -> None:
             os.kill(victim.pid, signal.SIGKILL)
             victim = None
     assert text == want
+
+
+def test_the_demo_shows_the_file(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ["demo", "--once", "--api-port", "0", "--model", str(model_file), "--question", "Say hello."]
+    shown = run(asked, tmp_path, timeout_s=110)
+    assert (shown.returncode, shown.stderr) == (exit_codes.OK, "")
+    assert f"{NAME} over 2 peers" in shown.stdout and "layers 15-29, llamacpp" in shown.stdout
+    assert "tokens/s" in shown.stdout and list(tmp_path.glob("exo-mesh-demo-*")) == []

@@ -78,6 +78,9 @@ def test_a_packed_checkpoint_has_its_method_and_its_type(tmp_path: Path, name: s
         ({"quantization_config": {"quant_method": "bitnet"}}, "bitnet"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt-nvfp4"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "modelopt-fp8"),
+        ({"quantization_config": {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}}, "modelopt-fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+            "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}}}, "compressed-tensors-nvfp4"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {
             "a": {"weights": {"num_bits": 4, "type": "float"}}}}}, "compressed-tensors-fp4"),

@@ -76,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("real-model", help=text, description=__doc__)
     serve.add_flags(parser)
     parser.add_argument("--form", choices=PARTS, help="only the GGUF file, or only its float32 copy")
+    parser.add_argument("--threads", type=int, metavar="N", help="of every llama.cpp (default: each one's own choice)")
     parser.add_argument("--quality", action="store_true", help="measure predictions instead of speed")
     parser.set_defaults(run=run, streams="1,4", tokens=32, prompt=64, rounds=3, compare="single,ring")
 
@@ -103,18 +104,20 @@ def run(args: argparse.Namespace) -> int:
 def _speed(args: argparse.Namespace, form: str, model: Path) -> BenchResult:
     slots = max(map(int, args.streams.split(",")))
     rivals = {
-        "file": serve.Rival("llama_server", "llama-server", partial(_llama_system, slots=slots)),
+        "file": serve.Rival("llama_server", "llama-server", partial(_llama_system, slots, args.threads)),
         "copy": serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system),
     }
     asked = argparse.Namespace(**{**vars(args), "model": str(model), "engine": args.engine or PARTS[form]})
+    if args.threads and form == "file":
+        asked.engine_option = [*(args.engine_option or ()), f"threads={args.threads}"]
     return serve.run(asked, rivals[form])
 
 
 @contextlib.contextmanager
-def _llama_system(model: serve.BenchModel, slots: int) -> Iterator[serve.System]:
-    """Runs llama.cpp's server with its own defaults for as long as the block lasts."""
+def _llama_system(slots: int, threads: int | None, model: serve.BenchModel) -> Iterator[serve.System]:
+    """Runs llama.cpp's server for as long as the block lasts, with its own defaults besides slots and threads."""
     assert model.path is not None
-    with llama_server(model.path, slots, CONTEXT, None) as url:
+    with llama_server(model.path, slots, CONTEXT, threads) as url:
         yield serve.System(Question(model.name, 0, 0), (url,))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
-from exo_mesh.cli.model_paths import existing_path, models_dir_for
+from exo_mesh.cli.model_paths import existing_path, is_path, models_dir_for
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.errors import InputError, MeshError, ModelError, PlacementError
 from exo_mesh.settings.config import ConfigError
+from exo_mesh.settings.default_paths import models_dirs
+from exo_mesh.settings.loading import load_settings
+from exo_mesh.weights.store import ModelStore
 
 if TYPE_CHECKING:
     from exo_mesh.cli.demo_screen import DemoScreen
@@ -34,7 +38,7 @@ _REFUSALS = (InputError, ModelError, PlacementError)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--model`, `--peers`, `--question`, `--once`, `--engine`, `--api-port`."""
     parser.add_argument(
-        "--model", metavar="PATH", help=f"a GGUF file or a model's folder ({DEMO_MODEL}, which comes with exo-mesh)"
+        "--model", metavar="PATH", help=f"a GGUF file, a model's folder, or a model on this machine ({DEMO_MODEL})"
     )
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"the question ({FIRST_QUESTION})")
@@ -63,7 +67,8 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
         raise ConfigError(f"--api-port {args.api_port}: a whole number from 0 to 65535 is needed")
     flags = ["--engine", wanted]  # not the engine of the demo model: "auto" runs other formats, such as GGUF, too
     if args.model is not None:
-        args.engine, path = wanted, existing_path(args.model)
+        args.engine = wanted
+        path = _own_model(args.model)
         args.model, flags = str(path), [*flags, "--models-dir", str(models_dir_for(path))]
     with _termination_as_interrupt(), local_mesh(args.peers, flags, "demo", args.api_port) as mesh:
         try:
@@ -73,6 +78,14 @@ def demonstrate(args: argparse.Namespace, screen: DemoScreen) -> int:
         except _REFUSALS as exc:
             refusal = exc  # an answer of the mesh: its logs would not add to it
     raise refusal
+
+
+def _own_model(text: str) -> Path:
+    """The place of a model that is named by its path or, on this machine, by its name. Raises UnknownModelError."""
+    if is_path(text):
+        return existing_path(text)
+    settings = load_settings({}, os.environ).settings
+    return ModelStore(models_dirs(settings, os.environ)).find(text)
 
 
 def _usable_engine(name: str) -> str:
