@@ -6,11 +6,13 @@ which a node answers nobody else. With a short stand-in for each long text it ta
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -96,6 +98,22 @@ class LongTexts:
 def slices(text: str, first: int = 0) -> Iterator[str]:
     """The text from a character on, in parts."""
     return (text[start : start + SLICE] for start in range(first, len(text), SLICE))
+
+
+def decode_base64(text: str, start: int = 0) -> bytes:
+    """The data of a text in base64 from a character on, decoded in parts. Raises ValueError."""
+    data, rest, is_ended = bytearray(), b"", False
+    for part in slices(text, start):
+        rest += part.encode("ascii").translate(None, b" \t\r\n\v\f")
+        if is_ended and rest:
+            raise binascii.Error("there is something behind its end")
+        end = len(rest) // 4 * 4
+        whole, rest = rest[:end], rest[end:]
+        data += base64.b64decode(whole, validate=True)
+        is_ended = is_ended or whole.endswith(b"=")
+    if rest:
+        raise binascii.Error("it is cut off")
+    return cast(bytes, data)  # a copy would double the memory
 
 
 def long_strings(body: bytes | bytearray) -> Iterator[range]:

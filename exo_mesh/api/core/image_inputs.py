@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
-from typing import Any, cast
+from typing import Any
 
 from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
-from exo_mesh.base.long_texts import slices
+from exo_mesh.base.long_texts import decode_base64
 from exo_mesh.errors import InputError
 from exo_mesh.text.image_wire import MAX_SOURCE_BYTES
 
@@ -55,25 +54,9 @@ def image_of_base64(text: Any, where: str, start: int = 0) -> ImageInput:
     if len(text) > 2 * MAX_SOURCE_BYTES:
         raise InputError(f"{where} is longer than an image of {MAX_SOURCE_BYTES} bytes in base64", param=where)
     try:
-        data = _decoded(text, start)
+        data = decode_base64(text, start)
     except (binascii.Error, ValueError) as exc:
         raise InputError(f"{where} is not valid base64", param=where) from exc
     if not data:
         raise InputError(f"{where} is empty", param=where)
     return ImageInput(data, where)
-
-
-def _decoded(text: str, start: int) -> bytes:
-    """The data of a text in base64 from a character on, decoded in parts. Raises ValueError."""
-    data, rest, is_ended = bytearray(), b"", False
-    for part in slices(text, start):
-        rest += part.encode("ascii").translate(None, b" \t\r\n\v\f")
-        if is_ended and rest:
-            raise binascii.Error("there is something behind its end")
-        end = len(rest) // 4 * 4
-        whole, rest = rest[:end], rest[end:]
-        data += base64.b64decode(whole, validate=True)
-        is_ended = is_ended or whole.endswith(b"=")
-    if rest:
-        raise binascii.Error("it is cut off")
-    return cast(bytes, data)  # a copy would double the memory of a large image

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
+from exo_mesh.domain.long_texts import LongTexts
 from exo_mesh.errors import InputError
 
 MAX_SHOWN = 60
@@ -138,8 +139,10 @@ def show_json(value: Any) -> str:
     """The value as JSON, shortened to at most about one line."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
+    long = LongTexts()
     try:
-        text = json.dumps(value[: MAX_SHOWN + 1] if isinstance(value, str) else value, ensure_ascii=False)
+        shown = value[: MAX_SHOWN + 1] if isinstance(value, str) else long.out_of(value)
+        text = json.dumps(shown, ensure_ascii=False) if not len(long) else " " * (MAX_SHOWN + 1)
     except RecursionError:
         text = " " * (MAX_SHOWN + 1)
     if len(text) <= MAX_SHOWN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
+from exo_mesh.domain.long_texts import decode_base64
 from exo_mesh.errors import InputError
 
 
@@ -179,9 +179,9 @@ def _text_of_file(part: dict[str, Any], where: str) -> str:
     head, comma, encoded = data.partition(",")
     try:
         if head.startswith("data:") and comma:
-            text = base64.b64decode(encoded, validate=True).decode() if head.endswith(";base64") else encoded
+            text = decode_base64(encoded).decode() if head.endswith(";base64") else encoded
         else:
-            text = base64.b64decode(data, validate=True).decode()
+            text = decode_base64(data).decode()
     except (binascii.Error, ValueError) as exc:
         message = f"{where}.file_data: files are supported only as text: base64 of UTF-8, with or without `data:…,`"
         raise InputError(message, param=f"{where}.file_data") from exc

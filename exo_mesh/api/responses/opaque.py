@@ -9,6 +9,8 @@ import base64
 import binascii
 import zlib
 
+from exo_mesh.domain.long_texts import decode_base64
+
 PREFIX = "exo-mesh-1:"
 """Marks texts that were packed here. Others, such as OpenAI's, cannot be read and are left out."""
 
@@ -26,7 +28,7 @@ def unpacked(text: str) -> str:
     if not text.startswith(PREFIX):
         return ""
     try:
-        data = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+        data = decode_base64(text, len(PREFIX))
         return zlib.decompressobj().decompress(data, MAX_CHARS).decode("utf-8", "ignore")
     except (binascii.Error, zlib.error, ValueError):
         return ""
