@@ -59,7 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"sliding_window_pattern": "LLG"},
     "exaone_moe": {"layer_types": _WINDOWED, "is_moe_layer": layers_alternate(True, False, 0)},
-    "falcon_h1": {"mamba_d_ssm": 32},
+    "falcon_h1": {"mamba_d_ssm": 32, "lm_head_multiplier": 1.0},
     "gear": {"layer_types": ["conv_mixer", _SLIDING, _FULL, "conv_mixer", _SLIDING, _FULL]},
     "gemma3n": {
         "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL, _SLIDING], "num_kv_shared_layers": 2,
