@@ -27,7 +27,7 @@ from exo_mesh_torch.sources import Converted, Packed, Part, Plain, TensorSource
 
 _TOWER = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?|^(?:thinker\.)?model\.language_model\.")
 _SIDE_MODEL = re.compile(
-    r"(^|\.)(vision_tower|vision_model|vision_embed_tokens|visual|audio_tower|audio_model|embed_vision|embed_audio"
+    r"(^|\.)(vision_tower|vision_model|vision_embed_tokens|visual|vit|audio_tower|audio_model|embed_vision|embed_audio"
     r"|multi_modal_projector|mm_projector|talker|token2wav|code2wav)(\.|$)"
 )
 _VISION = re.compile(r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector)(\.|$)")

@@ -14,7 +14,7 @@ from typing import Literal
 from exo_mesh.domain.embedding import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
-from exo_mesh_torch.families import VISION_FAMILIES
+from exo_mesh_torch.families import TEXT_OF_FAMILIES, VISION_FAMILIES
 from exo_mesh_torch.options import check_options
 
 _REMEDY = 'pip install "exo-mesh[torch]"'
@@ -60,7 +60,7 @@ class TorchProvider:
         model that this engine runs."""
         if architecture in ENCODERS:
             return _has_family(architecture)
-        if architecture in VISION_FAMILIES:
+        if architecture in VISION_FAMILIES | TEXT_OF_FAMILIES:
             return bool(_causal_models())
         return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
 

@@ -24,7 +24,7 @@ from exo_mesh.weights.packed.tensors import read_packed_table
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh.weights.tensors import read_tensor_table
 from exo_mesh_torch.errors import one_line
-from exo_mesh_torch.families import VISION_FAMILIES
+from exo_mesh_torch.families import TEXT_OF_FAMILIES, VISION_FAMILIES
 from exo_mesh_torch.head import with_head
 from exo_mesh_torch.quantised import Quantisation, read_quantisation
 
@@ -63,7 +63,7 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
     """Raises ModelError for an architecture that transformers does not have. Code in a checkpoint is never run."""
     architecture = config.get("model_type")
-    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or architecture in VISION_FAMILIES or is_encoder(config):
+    if architecture in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES, *TEXT_OF_FAMILIES) or is_encoder(config):
         return
     if config.get("auto_map"):
         raise ModelError(
@@ -86,7 +86,7 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
     transformers_logging.set_verbosity_error()
     try:
         config = library_config(checkpoint).get_text_config(decoder=True)
-        if checkpoint.model_type in VISION_FAMILIES:
+        if checkpoint.model_type in VISION_FAMILIES | TEXT_OF_FAMILIES:
             # only the whole model's config says it, or nothing does
             config.tie_word_embeddings = not any(name.endswith("lm_head.weight") for name in checkpoint.table)
         if getattr(config, "quantization_config", None) is not None:

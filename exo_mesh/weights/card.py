@@ -86,7 +86,7 @@ _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
 _FINAL_NORM = re.compile(
     r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm|output_norm|token_embd_norm)\."
 )
-_SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
+_SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|vit|audio_tower|multi_modal_projector|mtp)\.")
 _TABLE = re.compile(r"\.(engram\.embed|engram_embd|ple_embedding\.ngram_embedding)\.")
 """Tables of n-grams within a layer: of DeepSeek V4.1 in its files and in GGUF files, and of Qwen4-Exp. A token looks up
 a few rows, so engines read them from the files (or say in their survey that they hold them)."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from exo_mesh_torch.families import TEXT_OF_FAMILIES
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tools.architectures.sizes import BY_NAME, LAYERS
-from tools.architectures.torch_families import COMMON, FAMILIES, NUM_LAYERS, VOCAB, WINDOW
+from tools.architectures.torch_families import COMMON, FAMILIES, LARGER, NUM_LAYERS, VOCAB, WINDOW
 
 _MORE: dict[str, Any] = {
     "dff": 64,
@@ -29,12 +30,16 @@ _LAYER_NAMES = {name for name, value in BY_NAME.items() if value == LAYERS and "
 
 
 def causal_families() -> list[str]:
-    """Lists every `model_type` for which transformers has a causal language model."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, key=str.lower)
+    """Lists every `model_type` for which transformers has a causal language model, and those of larger models of which
+    the engine runs the text layers."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *TEXT_OF_FAMILIES}, key=str.lower)
 
 
 def tiny_settings(family: str) -> dict[str, Any]:
     """Returns arguments for the family's config class."""
+    if family in LARGER:
+        text, more = LARGER[family]
+        return {**more, "text_config": {"model_type": text, **tiny_settings(text)}}
     if family in FAMILIES:
         return {name: value for name, value in {**COMMON, **FAMILIES[family]}.items() if value is not None}
     return _by_name(CONFIG_MAPPING[family])

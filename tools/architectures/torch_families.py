@@ -206,16 +206,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["hybrid", "hybrid_sliding"] * 4, "n_layers_per_attn_res_block": 2,
         "loop_layer_index_start": 2, "loop_layer_index_end": 6, "loop_num_passes": 2, "loop_gate_rank": 8,
     },
+    "glm5_next_text": {
+        **LATENT, "qk_rope_head_dim": 0, "head_dim": 0, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8,
+        "index_kpool": 2, "linear_head_dim": 8, "linear_num_heads": 4, "linear_conv_kernel_dim": 3, "hc_mult": 2,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "indexed_attention"] * 2,
+    },
+    "hy_v4_vl_text": {
+        **LATENT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+    },
     "internlm3": {},
     "xglm": {"d_model": 32, "num_layers": NUM_LAYERS, "attention_heads": 4, "ffn_dim": 64},
 }  # fmt: skip
 
+_TOWER = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 14,
+    "image_size": 28, "text_hidden_size": 32, "depth": 2, "num_heads": 4, "out_hidden_size": 32,
+}  # fmt: skip
 _ADAPTED = {"adapter_out_dim": COMMON["hidden_size"]}
-FAMILIES |= {
-    whole: {**dict.fromkeys(COMMON), **more, "text_config": {"model_type": text, **COMMON, **FAMILIES[text]}}
-    for whole, text, more in (
-        ("dots3_note", "dots3_note_text", {"vision_config": _ADAPTED, "audio_config": _ADAPTED}),
-        ("qwen4_exp", "qwen4_exp_text", {}),
-    )
+_INKLING = {"vision_config": {"model_type": "inkling2_vision", **_TOWER}}
+LARGER: dict[str, tuple[str, dict[str, Any]]] = {
+    "dots3_note": ("dots3_note_text", {"vision_config": _ADAPTED, "audio_config": _ADAPTED}),
+    "qwen4_exp": ("qwen4_exp_text", {}),
+    "glm5_next": ("glm5_next_text", {"vision_config": _TOWER}),
+    "hy_v4_vl": ("hy_v4_vl_text", {"vision_config": _TOWER}),
+    "inkling2": ("inkling2_text", _INKLING),
+    "inkling2_loop": ("inkling2_loop_text", _INKLING),
+    "lfm3_vl": ("lfm3", {"vision_config": _TOWER}),
 }
-"""Models of several kinds of input whose class for text reads a config inside theirs."""
+"""Models of several kinds of input: the family of their text layers, and settings besides."""

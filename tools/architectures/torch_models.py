@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from exo_mesh_torch import provider
 from exo_mesh_torch.calls import cache_argument
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
+from exo_mesh_torch.families import TEXT_OF_FAMILIES
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.utils import logging
 
 from exo_mesh.domain.embedding import is_encoder
+from exo_mesh.weights.model_files import read_json
 from tools.architectures.outcome import Outcome
 from tools.architectures.torch_configs import causal_families, tiny_settings
 from tools.architectures.torch_families import NUM_LAYERS
@@ -60,11 +62,12 @@ def write_random_model(directory: Path, family: str, **changes: Any) -> Path:
     changes: of the tiny config."""
     torch.manual_seed(3)
     config = CONFIG_MAPPING[family](**{**tiny_settings(family), **changes})
+    auto = _auto_class(family)
     with torch.device("meta"):
-        num_parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(deepcopy(config)).parameters())
+        num_parameters = sum(p.numel() for p in auto.from_config(deepcopy(config)).parameters())
     if num_parameters > MAX_PARAMETERS:
         raise ValueError(f"the tiny config describes a model of {num_parameters} parameters")
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -72,14 +75,20 @@ def write_random_model(directory: Path, family: str, **changes: Any) -> Path:
     return directory
 
 
+def _auto_class(family: str) -> Any:
+    """transformers' class of the whole model, with its towers if the engine runs the text layers only."""
+    return AutoModelForImageTextToText if family in TEXT_OF_FAMILIES else AutoModelForCausalLM
+
+
 def whole_model_logits(
     directory: Path, ids: np.ndarray = TOKENS[0], schedule: Sequence[tuple[int, int]] = SCHEDULES[0]
 ) -> np.ndarray:
     """Returns float32 logits of every position by transformers alone, with its own cache."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    family = str(read_json(directory / "config.json")["model_type"])
+    model = _auto_class(family).from_pretrained(directory, dtype=torch.float32).eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # the address of a weight can change the last bit of a product
-    cache: Any = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
     taken = signature(model.forward).parameters
     name = cache_argument(model)
     parts = []

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
-from exo_mesh.domain.long_texts import LongTexts
+from exo_mesh.base.long_texts import LongTexts
 from exo_mesh.errors import InputError
 
 MAX_SHOWN = 60

@@ -12,7 +12,7 @@ from exo_mesh.api.core.image_inputs import IMAGE_PARTS, image_of_part
 from exo_mesh.api.core.neutral_fields import is_empty, refuse_unknown, show_json
 from exo_mesh.api.core.request import ImageInput
 from exo_mesh.api.decoding import convert_part
-from exo_mesh.domain.long_texts import decode_base64
+from exo_mesh.base.long_texts import decode_base64
 from exo_mesh.errors import InputError
 
 

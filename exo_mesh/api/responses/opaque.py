@@ -9,7 +9,7 @@ import base64
 import binascii
 import zlib
 
-from exo_mesh.domain.long_texts import decode_base64
+from exo_mesh.base.long_texts import decode_base64
 
 PREFIX = "exo-mesh-1:"
 """Marks texts that were packed here. Others, such as OpenAI's, cannot be read and are left out."""
