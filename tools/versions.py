@@ -153,15 +153,19 @@ def main(argv: list[str]) -> int:
         "libraries", nargs="*", metavar="LIBRARY[=VERSION]", help=f"of {', '.join(TESTS)}; default: all"
     )
     parser.add_argument("--write", action="store_true", help="write the outcome into the table of the docs")
+    parser.add_argument("--list", action="store_true", help="only print what would be tried")
     options = parser.parse_args(argv)
     asked = [(name, version) for name, _, version in (text.partition("=") for text in options.libraries or TESTS)]
     if unknown := {name for name, _ in asked} - set(TESTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(TESTS)}")
     trials = []
-    for name, version in asked:
-        for wanted in [version] if version else [floors()[name], "newest"]:
-            trials.append(try_version(name, wanted))
-            print(trials[-1].library, trials[-1].version, trials[-1].outcome, flush=True)
+    oldest = floors()
+    for name, wanted in ((n, end) for n, version in asked for end in ([version] if version else [oldest[n], "newest"])):
+        if options.list:
+            print(name, wanted)
+            continue
+        trials.append(try_version(name, wanted))
+        print(trials[-1].library, trials[-1].version, trials[-1].outcome, flush=True)
     if options.write:
         write(trials)
     return int(not all(trial.is_good for trial in trials))

@@ -109,6 +109,7 @@ class ControlClient:
         self._open()
         self._old_channels: list[grpc.aio.Channel] = []
         self._quiet_channels: set[grpc.aio.Channel] = set()
+        self._streams: set[Any] = set()
         self._is_closed = False
         self._has_answered = False
         self._loud_calls = 0
@@ -127,6 +128,8 @@ class ControlClient:
 
     async def close(self) -> None:
         self._is_closed = True
+        for call in list(self._streams):
+            call.cancel()  # channels of grpcio 1.82 and older leave running streams alone when they close
         await self._channel.close()
         await self._close_old()
         for channel in list(self._quiet_channels):
@@ -208,6 +211,7 @@ class ControlClient:
         try:
             await self._close_old()
             call = methods.of(row)(request, timeout=row.deadline_s, metadata=self._metadata_of(row))
+            self._streams.add(call)
             # not `async for`, whose iterator would keep the call, and so its connection, until a collection
             while (item := await call.read()) is not grpc.aio.EOF:
                 yield _unless_error(item)
@@ -218,6 +222,7 @@ class ControlClient:
         finally:
             self._ended(quiet=quiet)
             if call is not None:
+                self._streams.discard(call)
                 call.cancel()
 
     def _metadata_of(self, row: AnyRow) -> tuple[tuple[str, str], ...]:
@@ -276,7 +281,8 @@ class ControlClient:
         if self.datagrams is not None and exc.code() in _UNREACHED:
             self.datagrams.call_failed()
         details = printable(exc.details() or "")
-        code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
+        # through a list: in grpcio 1.76 the metadata has keys(), but they are the pairs
+        code = dict([*(exc.trailing_metadata() or ())]).get(CODE_KEY)
         if exc.code() == grpc.StatusCode.PERMISSION_DENIED and code != OpenMeshError.code:
             return StrangerError(details)
         if code is not None:

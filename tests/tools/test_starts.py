@@ -65,6 +65,13 @@ def test_the_page_of_settings_is_up_to_date() -> None:
     assert start("tools.settings_page", "--check") == ""
 
 
+def test_the_versions_that_would_be_tried_are_listed() -> None:
+    assert start("tools.versions", "--list", "grpcio", "mlx-lm=0.32.1").splitlines()[1:] == [
+        "grpcio newest",
+        "mlx-lm 0.32.1",
+    ]
+
+
 def test_the_structure_is_counted() -> None:
     assert "a node makes" in start("tools.structure")
 
