@@ -57,7 +57,7 @@ class Outputs:
             if row.num_logits and (generation := self._live.get(row.sequence)) is not None:
                 if generation.vector is not None:
                     self._pool_one(generation, row, None, logits[stop - row.num_logits : stop])
-                elif row.pos0 < generation.sequence.scores:
+                elif row.pos0 < generation.sequence.scores and not generation.sequence.ends_with(row):
                     self._score(generation, row, logits[stop - row.num_logits : stop])
                 else:
                     self._draw_one(generation, logits[stop - 1])

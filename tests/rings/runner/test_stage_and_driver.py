@@ -421,6 +421,19 @@ async def test_the_last_token_of_a_prompt_takes_no_lap_of_its_own(num_stages: in
     assert ids(await caller.collect()) == expected(range(1, 11), 1, num_stages)
 
 
+async def test_a_scored_prompt_that_lost_its_place_is_drawn_from_after_one_chunk() -> None:
+    ring, scored, others = Ring(1, prefill_chunk=40, max_tokens=40), Caller(), {4: Caller(), 1: Caller(), 3: Caller()}
+    prompt = [index % 7 for index in range(30)]
+    for tokens, caller in others.items():
+        ring.driver.submit(request(f"r{tokens}", [3, 5, 4], tokens, share_id=f"{tokens}" * (tokens == 4)), caller.mailbox)
+    ring.driver.submit(request("scored", prompt, 1, prompt_logprobs=2), scored.mailbox)
+    ring.run()
+    assert ring.driver.evictions
+    assert ids(await scored.collect()) == expected(prompt, 1, 1)
+    for tokens, caller in others.items():
+        assert ids(await caller.collect()) == expected([3, 5, 4], tokens, 1)
+
+
 async def test_choices_of_a_request_draw_from_a_row_of_their_own_each() -> None:
     ring, callers = Ring(2), [Caller(), Caller()]
     for number, caller in enumerate(callers):

@@ -128,6 +128,10 @@ class Sequence:
             return 0
         return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
 
+    def ends_with(self, row: Row) -> bool:
+        """Whether a row has the last token: from its logits the next one is drawn."""
+        return row.pos0 + row.n == len(self.tokens)
+
     def last_row(self) -> Row:
         """The row of all positions that are left, with the logits of the last one."""
         return Row(self.id, self.computed, len(self.tokens) - self.computed, num_logits=1)
