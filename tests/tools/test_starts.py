@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ROOT / "docs" / "reference" / "architectures.md"
 LLAMACPP_ARCHITECTURES = ROOT / "docs" / "reference" / "architectures-llamacpp.md"
 
-CHILDREN = {"tools.bench.copy_child", "tools.tensor_groups.rank"}
+CHILDREN = {"tools.bench.copy_child", "tools.fuzz.targets.large", "tools.llama_server", "tools.tensor_groups.rank"}
 """Modules that a tool starts, and nobody else."""
 
 
