@@ -44,9 +44,9 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def llama_server(model_file: Path) -> Iterator[LlamaServer]:
-    """llama.cpp's server with room for two answers at once, without flash attention, as the engine computes."""
+    """llama.cpp's server for one answer at a time, without flash attention, as the engine computes."""
     pytest.importorskip("xllamacpp")
-    server = RealLlamaServer(model_file, free_port(), context=1024, flash=False)
+    server = RealLlamaServer(model_file, free_port(), slots=1, context=1024, flash=False)
     server.start()
     yield LlamaServer(server.url)
     server.kill()

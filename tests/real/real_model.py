@@ -6,7 +6,6 @@ import itertools
 import json
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -85,21 +84,18 @@ class LlamaServer:
         text = self.post("/apply-template", {"messages": messages})["prompt"]
         return tuple(self.post("/tokenize", {"content": text, "parse_special": True})["tokens"])
 
-    def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """The likeliest next ids, without the one that ends the text."""
-        body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "cache_prompt": False}
-        return without_end(self.post("/completion", {**body, "return_tokens": True})["tokens"])
+    def answer(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], str]:
+        """The likeliest next ids, without the one that ends the text, and their text.
 
-    def all_tokens(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """The same for several prompts, two at a time."""
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(lambda prompt: self.tokens(prompt, num_tokens), prompts))
-
-    def text(self, question: str, num_tokens: int) -> str:
-        """The greedy answer to a question."""
-        messages = [{"role": "user", "content": question}]
-        body = {"messages": messages, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False}
-        return str(self.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
+        The last id of the prompt is computed alone, as the driver does: llama.cpp computes a single row by other
+        kernels than several, and 8-bit activations turn a last bit into a step, seldom but then at any token.
+        """
+        body = {"temperature": 0, "id_slot": 0}
+        self.post("/completion", {**body, "prompt": list(prompt[:-1]), "n_predict": 0, "cache_prompt": False})
+        body |= {"prompt": list(prompt), "n_predict": num_tokens, "cache_prompt": True, "return_tokens": True}
+        found = self.post("/completion", body)
+        assert found["timings"]["prompt_n"] == 1
+        return without_end(found["tokens"]), str(found["content"])
 
 
 def without_end(tokens: Iterable[int]) -> list[int]:
@@ -107,15 +103,16 @@ def without_end(tokens: Iterable[int]) -> list[int]:
     return list(itertools.takewhile(lambda token: token not in END_IDS, tokens))
 
 
-def greedy(
-    stages: Sequence[StageEngine], prompts: Sequence[Sequence[int]], num_tokens: int, *, at_once: int = 8
-) -> list[list[int]]:
-    """The likeliest next ids after each prompt up to one of END_IDS, from a ring of the real driver over the stages."""
+def greedy(stages: Sequence[StageEngine], prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """The likeliest next ids after each prompt up to one of END_IDS, from a ring of the real driver over the stages.
+
+    One prompt after the other, so that every row but those of prompts is alone.
+    """
     ring = ServingRing(stages)
     found: list[list[int]] = []
-    for begin in range(0, len(prompts), at_once):
-        asked = [ring.submit(tuple(prompt), num_tokens) for prompt in prompts[begin : begin + at_once]]
+    for prompt in prompts:
+        asked = ring.submit(tuple(prompt), num_tokens)
         ring.run()
-        assert not [one.answers.error for one in asked if one.answers.error]
-        found += [without_end(one.answers.tokens) for one in asked]
+        assert not asked.answers.error
+        found.append(without_end(asked.answers.tokens))
     return found

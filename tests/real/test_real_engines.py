@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(600)]
 
 OPTIONS = {"torch": {"dtype": "float32", "threads": "1"}, "llamacpp": {"threads": "1", "kv": "f32"}}
 CUTS = ((), (15,), (10, 20))
-OF_THE_FILE = ("numpy-numpy", "torch-numpy")
+OF_THE_FILE = ("numpy-numpy",)
 OF_THE_COPY = ("torch", "llamacpp-numpy")
 """The engines of the stages, in their order."""
 
-MORE_OF_THE_FILE = ("numpy", "numpy-numpy-numpy", "torch", "torch-torch-torch")
+MORE_OF_THE_FILE = ("numpy", "numpy-numpy-numpy", "torch", "torch-numpy", "torch-torch-torch")
 MORE_OF_THE_COPY = (
     "mlx", "mlx-mlx", "numpy", "llamacpp", "torch-torch", "numpy-llamacpp-mlx", "mlx-torch-llamacpp",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,19 @@ def by_llama_cpp(model_file: Path, ids: Ids) -> np.ndarray:
     stage = LlamaCppStage(lambda asked, _: load_whole(model_file, asked))
     shard = Shard("model", 0, LAYERS, LAYERS)
     stage.load(LoadRequest(shard, model_file.parent, 1024, {"threads": "1"}), lambda done, total: None)
-    return of_logits(stage, ids)
+    return of_ring([stage], ids)
+
+
+def of_ring(stages: Sequence[StageEngine], ids: Ids) -> np.ndarray:
+    """Float64 `[tokens - 1]`: of each id but the first, as a request gets them. Closes the stages."""
+    ring = ServingRing(stages, prefill_chunk=64)
+    asked = ring.submit(ids, 0, prompt_logprobs=1)
+    ring.run()
+    for stage in stages:
+        stage.close()
+    found = {entry.index: entry.logprob for message in asked.answers.messages for entry in message.prompt}
+    assert sorted(found) == list(range(1, len(ids)))
+    return np.array([found[index] for index in sorted(found)])
 
 
 def of_logits(stage: StageEngine, ids: Ids) -> np.ndarray:
@@ -51,19 +64,16 @@ def of_logits(stage: StageEngine, ids: Ids) -> np.ndarray:
     return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[np.arange(len(ids) - 1), ids[1:]]
 
 
-@pytest.mark.parametrize("cuts", [(), (15,), (10, 20)], ids=["1 stage", "2 stages", "3 stages"])
+@pytest.mark.parametrize(
+    "cuts",
+    [pytest.param((), marks=pytest.mark.slow), (15,), pytest.param((10, 20), marks=pytest.mark.slow)],
+    ids=["1 stage", "2 stages", "3 stages"],
+)
 def test_stages_score_a_text_as_llama_cpp_does(
     model_dir: Path, by_llama_cpp: np.ndarray, ids: Ids, cuts: tuple[int, ...]
 ) -> None:
-    stages = load_stages("llamacpp", model_dir, cuts, {"threads": "1"})
-    ring = ServingRing(stages, prefill_chunk=64)
-    asked = ring.submit(ids, 0, prompt_logprobs=1)
-    ring.run()
-    for stage in stages:
-        stage.close()
-    found = {entry.index: entry.logprob for message in asked.answers.messages for entry in message.prompt}
-    assert sorted(found) == list(range(1, len(ids)))
-    assert np.abs(np.array([found[index] for index in sorted(found)]) - by_llama_cpp).max() < TOLERANCE
+    found = of_ring(load_stages("llamacpp", model_dir, cuts, {"threads": "1"}), ids)
+    assert np.abs(found - by_llama_cpp).max() < TOLERANCE
 
 
 def test_eight_bit_activations_cost_little(model_dir: Path, by_llama_cpp: np.ndarray, ids: Ids) -> None:

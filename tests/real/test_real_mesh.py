@@ -50,7 +50,8 @@ def ask(peer: Peer, question: str, **fields: Any) -> dict[str, Any]:
 
 def test_answers_are_those_of_llama_cpps_own_server(peers: list[Peer], llama_server: LlamaServer) -> None:
     for question in PROMPTS[4::45]:
-        assert text_of(ask(peers[1], question, max_tokens=10)) == llama_server.text(question, 10), question
+        want = llama_server.answer(llama_server.prompt(question), 10)[1]
+        assert text_of(ask(peers[1], question, max_tokens=10)) == want, question
 
 
 def test_the_list_of_models_says_the_type_of_the_file(peers: list[Peer], tmp_path: Path) -> None:
@@ -83,18 +84,22 @@ def test_tools_are_refused_with_the_reason(peers: list[Peer]) -> None:
         ask(peers[1], "Look outside.", tools=[tool])
 
 
-def test_a_killed_stage_changes_no_letter(peers: list[Peer]) -> None:
-    want = text_of(ask(peers[1], STORY, max_tokens=24))
-    victim, text = peers[0].runners()[0], ""
-    body = chat_body(STORY, model=NAME, max_tokens=24, stream=True)
-    for event in peers[1].api.stream("/v1/chat/completions", body):
-        text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
-        if text and victim is not None:
-            os.kill(victim.pid, signal.SIGKILL)
-            victim = None
-    assert text == want
+def test_a_killed_stage_changes_no_letter(model_file: Path, tmp_path: Path) -> None:
+    """With NumPy, whose rows do not depend on each other: llama.cpp rounds what it computes again in another way."""
+    flags = ["--models-dir", str(model_file.parent), "--engine-option", "mode=deterministic"]
+    with mesh(tmp_path, [flags, flags], engine="numpy") as peers:
+        peers[0].place(model=NAME, min_peers=2)
+        want = text_of(ask(peers[1], STORY, max_tokens=12))
+        victims, text = peers[0].runners()[:1], ""
+        body = chat_body(STORY, model=NAME, max_tokens=12, stream=True)
+        for event in peers[1].api.stream("/v1/chat/completions", body):
+            text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+            if text and victims:
+                os.kill(victims.pop().pid, signal.SIGKILL)
+        assert text == want
 
 
+@pytest.mark.slow
 def test_the_demo_shows_the_file(model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     asked = ["demo", "--once", "--api-port", "0", "--model", str(model_file), "--question", "Say hello."]
