@@ -425,7 +425,9 @@ async def test_a_scored_prompt_that_lost_its_place_is_drawn_from_after_one_chunk
     ring, scored, others = Ring(1, prefill_chunk=40, max_tokens=40), Caller(), {4: Caller(), 1: Caller(), 3: Caller()}
     prompt = [index % 7 for index in range(30)]
     for tokens, caller in others.items():
-        ring.driver.submit(request(f"r{tokens}", [3, 5, 4], tokens, share_id=f"{tokens}" * (tokens == 4)), caller.mailbox)
+        ring.driver.submit(
+            request(f"r{tokens}", [3, 5, 4], tokens, share_id=f"{tokens}" * (tokens == 4)), caller.mailbox
+        )
     ring.driver.submit(request("scored", prompt, 1, prompt_logprobs=2), scored.mailbox)
     ring.run()
     assert ring.driver.evictions
