@@ -21,6 +21,9 @@ from tools.real_model import LAYERS
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 """What the model's template says where a conversation has no system message."""
 
+UNHURRIED = {"prefill_budget_s": 1e6, "prefill_alone_s": 1e6}
+"""Limits of a driver whose chunks of prompts do not depend on the speed of the machine."""
+
 END_IDS = (0, 2)
 """The ids that end an answer."""
 
@@ -108,7 +111,7 @@ def greedy(stages: Sequence[StageEngine], prompts: Sequence[Sequence[int]], num_
 
     One prompt after the other, so that every row but those of prompts is alone.
     """
-    ring = ServingRing(stages)
+    ring = ServingRing(stages, **UNHURRIED)
     found: list[list[int]] = []
     for prompt in prompts:
         asked = ring.submit(tuple(prompt), num_tokens)

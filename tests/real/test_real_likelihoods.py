@@ -16,6 +16,7 @@ from exo_mesh_llamacpp.whole import load_whole
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
+from tests.real.real_model import UNHURRIED
 from tests.support.exactness import logits_alone
 from tests.support.serving import ServingRing, load_stages
 from tools.real_model import LAYERS, shipped_text
@@ -46,7 +47,7 @@ def by_llama_cpp(model_file: Path, ids: Ids) -> np.ndarray:
 
 def of_ring(stages: Sequence[StageEngine], ids: Ids) -> np.ndarray:
     """Float64 `[tokens - 1]`: of each id but the first, as a request gets them. Closes the stages."""
-    ring = ServingRing(stages, prefill_chunk=64)
+    ring = ServingRing(stages, prefill_chunk=64, **UNHURRIED)
     asked = ring.submit(ids, 0, prompt_logprobs=1)
     ring.run()
     for stage in stages:

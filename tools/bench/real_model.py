@@ -36,6 +36,12 @@ CONTEXT = 2048
 PARTS = {"file": "llamacpp", "copy": "mlx"}
 """The engine for each form of the model."""
 
+LOADS: dict[str, dict[str, Any]] = {
+    "file": {"streams": "1,4", "prompt": 64, "tokens": 32, "rounds": 3},
+    "copy": {"streams": "1", "prompt": 64, "tokens": 16, "rounds": 3},
+}
+"""Flags of `exo-mesh bench serve` where the command names none; MLX is slow on a CPU."""
+
 NUM_TOKENS = 500
 """Tokens of the text whose likelihood is measured."""
 
@@ -78,7 +84,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--form", choices=PARTS, help="only the GGUF file, or only its float32 copy")
     parser.add_argument("--threads", type=int, metavar="N", help="of every llama.cpp (default: each one's own choice)")
     parser.add_argument("--quality", action="store_true", help="measure predictions instead of speed")
-    parser.set_defaults(run=run, streams="1,4", tokens=32, prompt=64, rounds=3, compare="single,ring")
+    parser.set_defaults(run=run, compare="single,ring")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,12 +108,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _speed(args: argparse.Namespace, form: str, model: Path) -> BenchResult:
-    slots = max(map(int, args.streams.split(",")))
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    asked = argparse.Namespace(**{**vars(args), **LOADS[form], **given, "model": str(model)})
+    asked.engine = args.engine or PARTS[form]
+    slots = max(map(int, asked.streams.split(",")))
     rivals = {
         "file": serve.Rival("llama_server", "llama-server", partial(_llama_system, slots, args.threads)),
         "copy": serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system),
     }
-    asked = argparse.Namespace(**{**vars(args), "model": str(model), "engine": args.engine or PARTS[form]})
     if args.threads and form == "file":
         asked.engine_option = [*(args.engine_option or ()), f"threads={args.threads}"]
     return serve.run(asked, rivals[form])
