@@ -90,14 +90,12 @@ class LlamaServer:
     def answer(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], str]:
         """The likeliest next ids, without the one that ends the text, and their text.
 
-        The last id of the prompt is computed alone, as the driver does: llama.cpp computes a single row by other
-        kernels than several, and 8-bit activations turn a last bit into a step, seldom but then at any token.
+        The whole prompt is computed, as in a ring that has not seen it: llama.cpp computes a single row by other kernels
+        than several, and 8-bit activations turn a last bit into a step, seldom but then at any token.
         """
-        body = {"temperature": 0, "id_slot": 0}
-        self.post("/completion", {**body, "prompt": list(prompt[:-1]), "n_predict": 0, "cache_prompt": False})
-        body |= {"prompt": list(prompt), "n_predict": num_tokens, "cache_prompt": True, "return_tokens": True}
-        found = self.post("/completion", body)
-        assert found["timings"]["prompt_n"] == 1
+        body = {"temperature": 0, "id_slot": 0, "cache_prompt": False, "return_tokens": True}
+        found = self.post("/completion", {**body, "prompt": list(prompt), "n_predict": num_tokens})
+        assert found["timings"]["prompt_n"] == len(prompt)
         return without_end(found["tokens"]), str(found["content"])
 
 

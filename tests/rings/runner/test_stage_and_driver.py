@@ -421,6 +421,16 @@ async def test_the_last_token_of_a_prompt_takes_no_lap_of_its_own(num_stages: in
     assert ids(await caller.collect()) == expected(range(1, 11), 1, num_stages)
 
 
+async def test_no_chunk_leaves_a_token_of_a_prompt_alone() -> None:
+    ring, caller, rows = Ring(1, prefill_chunk=9), Caller(), []
+    ring.driver.submit(request("r", range(1, 11), 1), caller.mailbox)
+    while ring.sent:
+        rows += [(row.n, row.num_logits) for row in ring.sent[0].rows]
+        ring.lap()
+    assert rows == [(8, 0), (2, 1)]
+    assert ids(await caller.collect()) == expected(range(1, 11), 1, 1)
+
+
 async def test_a_scored_prompt_that_lost_its_place_is_drawn_from_after_one_chunk() -> None:
     ring, scored, others = Ring(1, prefill_chunk=40, max_tokens=40), Caller(), {4: Caller(), 1: Caller(), 3: Caller()}
     prompt = [index % 7 for index in range(30)]

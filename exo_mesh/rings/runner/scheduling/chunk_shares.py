@@ -45,6 +45,8 @@ def deal_chunk(
     dealt[first] = wanted[first] if is_whole else min(wanted[first], size - sum(dealt.values()))
     for sequence_id, n in dealt.items():
         sequence = running[sequence_id]
+        if ends and n > 1 and wanted[sequence_id] - n == 1 and sequence.ends_in_chunk:
+            dealt[sequence_id] = n = n - 1  # engines may compute a row that is alone by other kernels
         if n and sequence.pictures:
             dealt[sequence_id] = whole_row(sequence.pictures, sequence.computed, n)
     return dealt
