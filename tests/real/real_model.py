@@ -90,8 +90,8 @@ class LlamaServer:
     def answer(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], str]:
         """The likeliest next ids, without the one that ends the text, and their text.
 
-        The whole prompt is computed, as in a ring that has not seen it: llama.cpp computes a single row by other kernels
-        than several, and 8-bit activations turn a last bit into a step, seldom but then at any token.
+        The whole prompt is computed, as in a ring that has not seen it: llama.cpp computes a row that is alone by other
+        kernels than several, and 8-bit activations turn a last bit into a step, seldom but then at any token.
         """
         body = {"temperature": 0, "id_slot": 0, "cache_prompt": False, "return_tokens": True}
         found = self.post("/completion", {**body, "prompt": list(prompt), "n_predict": num_tokens})
