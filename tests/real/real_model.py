@@ -22,7 +22,7 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 """What the model's template says where a conversation has no system message."""
 
 UNHURRIED = {"prefill_budget_s": 1e6, "prefill_alone_s": 1e6}
-"""Limits of a driver whose chunks of prompts do not depend on the speed of the machine."""
+"""Limits of a driver that does not shorten the chunks of a prompt on a slow machine."""
 
 END_IDS = (0, 2)
 """The ids that end an answer."""
@@ -107,11 +107,12 @@ def without_end(tokens: Iterable[int]) -> list[int]:
 def greedy(stages: Sequence[StageEngine], prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """The likeliest next ids after each prompt up to one of END_IDS, from a ring of the real driver over the stages.
 
-    One prompt after the other, so that every row but those of prompts is alone.
+    One prompt after the other, so that every row but those of prompts is alone; and each by a new driver, which has not
+    yet learned by what chunks this machine computes prompts.
     """
-    ring = ServingRing(stages, **UNHURRIED)
     found: list[list[int]] = []
     for prompt in prompts:
+        ring = ServingRing(stages)
         asked = ring.submit(tuple(prompt), num_tokens)
         ring.run()
         assert not asked.answers.error
