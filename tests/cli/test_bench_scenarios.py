@@ -138,4 +138,4 @@ def test_a_scenario_with_rounds_and_parts_is_measured(tmp_path: Path, capsys: py
     assert (result["scenario"], run["requests"], run["failed"], len(run["rounds"])) == ("mine", 8, 0, 2)
     found = run["breakdown"]
     assert found["requests"] == 4 and sum(found["parts"].values()) == pytest.approx(found["total_s"], abs=1e-4)
-    assert found["parts"]["decode_s"] > 0 and found["prefill_laps"] >= 1 and found["decode_laps"] >= 4
+    assert found["parts"]["decode_s"] > 0 and found["prefill_laps"] + found["decode_laps"] >= 4

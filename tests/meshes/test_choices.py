@@ -59,7 +59,8 @@ class Ring:
 
 @asynccontextmanager
 async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[Ring]:
-    async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT, **settings) as nodes:
+    """Two stages, which keep nothing of requests that have ended."""
+    async with mesh(tmp_path, 2, engine="numpy", engine_options=EXACT, prefix_cache_bytes=0, **settings) as nodes:
         await nodes[0].instances.create(InstanceSpec(MODEL, min_peers=2))
         yield Ring(nodes)
 

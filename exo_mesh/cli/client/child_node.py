@@ -98,13 +98,14 @@ class ChildNode(ReadyNode):
         log_path: Path,
         environ: Mapping[str, str],
         *,
-        python: str | Path = sys.executable,
+        python: str | Path = "",
         directory: Path | None = None,
     ) -> None:
-        """directory: the working directory, where `python -m` looks first; None: that of this process."""
+        """python: the interpreter; "": that of this process. directory: the working directory, where `python -m` looks
+        first; None: that of this process."""
         super().__init__({})
         self.log_path = log_path
-        command = [str(python), "-m", "exo_mesh.cli.main", "serve", *flags]
+        command = [str(python or sys.executable), "-m", "exo_mesh.cli.main", "serve", *flags]
         command += ["--log-format", "json", "--until-stdin-closes"]
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
