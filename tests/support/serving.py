@@ -203,7 +203,9 @@ class ServingRing:
         for row in frame.rows:
             stop += row.num_logits
             generation = self.driver._live.get(row.sequence)
-            if row.num_logits and generation is not None and row.pos0 >= generation.sequence.scores:
+            if not row.num_logits or generation is None:
+                continue
+            if row.pos0 >= generation.sequence.scores or generation.sequence.ends_with(row):
                 self.asked[generation.request.request_id].logits.append(logits[stop - 1].copy())
 
 
