@@ -49,6 +49,9 @@ WAIT_LIMIT_S = 20.0
 AT_ONCE_S = 0.05
 """How long the event loop waits for the texts of others."""
 
+ANSWER_AT_ONCE_S = 0.5
+"""How long the event loop waits for the answer, which takes a fraction of a millisecond: the process hangs then."""
+
 START_LIMIT_S = 30.0
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
@@ -76,12 +79,12 @@ class NearTokenizer:
         return self._in_turn(lambda: self._sent(question, ""))
 
     def ask(self, opening: OpenTokenizer, question: UseTokenizer, text: str, *, at_once: bool = False) -> list[Answer]:
-        """The answer in parts; the tokenizer is opened first if the process does not have it. It blocks; at_once: for
-        milliseconds only. Raises RendererLostError, NotReadyError, DeadlineError if it is busy or, with at_once, does
-        not have the tokenizer, and UnicodeEncodeError for a lone surrogate."""
+        """The answer in parts; the tokenizer is opened first if the process does not have it. It blocks; at_once: no
+        longer than AT_ONCE_S and ANSWER_AT_ONCE_S. Raises RendererLostError, NotReadyError, DeadlineError if it is busy
+        or, with at_once, does not have the tokenizer, and UnicodeEncodeError for a lone surrogate."""
 
         def asked() -> list[Answer]:
-            answers = self._sent(question, text)
+            answers = self._sent(question, text, ANSWER_AT_ONCE_S if at_once else math.inf)
             if isinstance(answers[-1], TemplateUnknown):
                 if at_once:
                     raise DeadlineError("the process for short texts does not have the tokenizer")
@@ -143,11 +146,12 @@ class NearTokenizer:
         with self._lock:
             self._end()
 
-    def _sent(self, question: TokenizerQuestion, text: str) -> list[Answer]:
+    def _sent(self, question: TokenizerQuestion, text: str, most_s: float = math.inf) -> list[Answer]:
+        """The answer in parts. most_s: limit of each wait, if that is less than the question's."""
         assert self._socket is not None
         messages: list[Question] = [GivenText(text)] if text else []
         framed = b"".join(frame(one) for one in [*messages, question])
-        self._socket.settimeout(question.limit_s + 1)
+        self._socket.settimeout(min(question.limit_s + 1, most_s))
         self._socket.sendall(framed)
         answers = [self._read()]
         while isinstance(part := answers[-1], PARTS) and not part.is_last:

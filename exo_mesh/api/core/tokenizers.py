@@ -156,8 +156,8 @@ class FarTokenizers:
         return _result(name, question, answers)
 
     def _ask_near(self, name: str, opening: OpenTokenizer, question: UseTokenizer, text: str) -> Any:
-        """The result of a method for a short text; it blocks for milliseconds, and in other threads than that of the
-        loop until the tokenizer is read. Raises as `_wait`."""
+        """The result of a method for a short text; on the event loop it blocks for half a second at most, in other
+        threads until the tokenizer is read. Raises as `_wait`."""
         is_loop = threading.get_ident() == self._loop_thread
         try:
             return _result(name, question, self._near.ask(opening, question, text, at_once=is_loop))

@@ -169,6 +169,19 @@ async def test_the_event_loop_waits_neither_for_others_nor_for_a_tokenizer_that_
     assert await texts.work(lambda: text.encode_text("a")) == text.encode_text("a")
 
 
+@pytest.mark.timeout(30)
+async def test_the_event_loop_does_not_wait_for_a_process_that_hangs(
+    texts: TextModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = await opened(texts, write_text_model(tmp_path))
+    wanted, pid = text.encode_text("a"), near_pid(texts)
+    monkeypatch.setattr(texts._tokenizers, "_limit_s", 300.0)
+    await stop(pid)
+    with pytest.raises(ModelError, match="runs too long"):
+        text.encode_text("a")
+    assert await texts.work(lambda: text.encode_text("a")) == wanted and near_pid(texts) != pid
+
+
 async def test_many_threads_and_models_share_it(texts: TextModels, tmp_path: Path) -> None:
     models = [await texts.get(write_text_model(tmp_path / str(number))) for number in range(3)]
     wanted = TextModel.open(tmp_path / "0").encode_text(WORDS[3])
