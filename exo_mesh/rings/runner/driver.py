@@ -76,9 +76,11 @@ class Driver:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
         self.prefix = PrefixCache(limits.num_stages, most_tokens=0) if prefix is None else prefix
-        prefix = self.prefix
         self._scheduler = Scheduler(
-            limits, self._pace, expect_shared=prefix.common_with_running, ends_prompts=lambda: prefix.cuts_back
+            limits,
+            self._pace,
+            expect_shared=self.prefix.common_with_running,
+            ends_prompts=lambda: self.prefix.cuts_back,
         )
         self._limits = limits
         self._send = send

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from exo_mesh.domain.frame import Copy, StageReport
 from exo_mesh.domain.request import PrefixReport
@@ -29,10 +30,13 @@ from exo_mesh.rings.runner.scheduling.sequence import Sequence
 MOST_KEPT = 1024
 """Most kept sequences, whatever their size."""
 
-LEAST_TOKENS = 16
+LEAST_COMMON = 16
 """Shortest common beginning that is copied. One shorter than a block is found by its first tokens alone."""
 
-_HEAD = LEAST_TOKENS * TOKEN_BYTES
+_HEAD = LEAST_COMMON * TOKEN_BYTES
+
+MOST_WITH_HEAD = 64
+"""Most sequences with equal first tokens that a lookup compares, the newest: all chats of a program begin alike."""
 
 MOST_COPIED = 256
 """A copy shorter than a block moves at most so many positions for each that it saves: some engines copy all that a
@@ -109,7 +113,7 @@ class PrefixCache:
     _indexes: dict[bytes, PrefixIndex] = field(default_factory=dict)
     """By scope; none is empty."""
     _heads: dict[tuple[bytes, bytes], dict[int, None]] = field(default_factory=dict)
-    """The known sequences by scope and first LEAST_TOKENS tokens, the newest last."""
+    """The known sequences by scope and first LEAST_COMMON tokens, the newest last."""
     _kept: dict[int, KeptSequence] = field(default_factory=dict)
     _dropped: list[int] = field(default_factory=list)
     _evicted: list[KeptSequence] = field(default_factory=list)
@@ -131,7 +135,7 @@ class PrefixCache:
         At least the last token is left to compute. now: seconds of any one clock.
         """
         limit = len(sequence.tokens) - 1 - sequence.forced
-        if not self.is_on or limit < LEAST_TOKENS or not sequence.may_begin_as_copy:
+        if not self.is_on or limit < LEAST_COMMON or not sequence.may_begin_as_copy:
             return None
         content = content_of(sequence.content(limit))
         match = self._match(content, sequence.cache_scope)
@@ -159,9 +163,9 @@ class PrefixCache:
 
     def nearest(self, sequence: Sequence) -> PrefixReport | None:
         """Where a new prompt parts from the known sequence that begins most like it; None if the cache is off or the
-        prompt is shorter than a block. Shows tokens only of sequences of the same client."""
+        prompt is shorter than LEAST_COMMON. Shows tokens only of sequences of the same client."""
         limit = len(sequence.tokens) - 1
-        if not self.is_on or limit < LEAST_TOKENS:
+        if not self.is_on or limit < LEAST_COMMON:
             return None
         content = content_of(sequence.content(limit))
         match = self._match(content, sequence.cache_scope)
@@ -202,11 +206,11 @@ class PrefixCache:
         it begins with are on the way; without a common block the closest ones have a common head."""
         index = self._indexes.get(scope)
         found = NO_MATCH if index is None else index.match(content)
-        heads = tuple(self._heads.get((scope, content[:_HEAD]), ()))
-        if not heads:
+        newest = islice(reversed(self._heads.get((scope, content[:_HEAD]), {})), MOST_WITH_HEAD)
+        if not (alike := tuple(newest)[::-1]):
             return found
-        short = tuple(one for one in heads if self._kept[one].length < BLOCK_TOKENS)
-        return Match(found.blocks, found.closest or heads, short + found.on_the_way)
+        short = tuple(one for one in alike if self._kept[one].length < BLOCK_TOKENS)
+        return Match(found.blocks, found.closest or alike, short + found.on_the_way)
 
     def note_hit(self, num_tokens: int) -> None:
         """Count a prompt with so many tokens that other requests had computed."""
@@ -216,7 +220,8 @@ class PrefixCache:
     def _longest(self, match: Match, content: bytes) -> Reuse | None:
         """A part of a sequence that can be cut back."""
         best: Reuse | None = None
-        for kept in map(self._kept.__getitem__, reversed(match.closest[-MOST_COMPARED:])):
+        most = MOST_COMPARED if match.blocks else MOST_WITH_HEAD
+        for kept in map(self._kept.__getitem__, reversed(match.closest[-most:])):
             length = common_tokens(kept.content, content, match.blocks * BLOCK_TOKENS)
             is_dear = length < BLOCK_TOKENS and kept.length > MOST_COPIED * length
             if (best is None or length > best.length) and not is_dear:
@@ -237,7 +242,7 @@ class PrefixCache:
         """Note that a running sequence has sent all of its prompt round, or all before its snapshot. Others can copy it
         from now on. Returns the op of a snapshot, which gets `new_id`, if the KV cannot be cut back to here later."""
         length = sequence.computed
-        if not self.is_on or not sequence.is_kept or length < LEAST_TOKENS or sequence.catch_up_left:
+        if not self.is_on or not sequence.is_kept or length < LEAST_COMMON or sequence.catch_up_left:
             return None
         content = content_of(sequence.content(length))
         if self.cuts_back:
@@ -253,7 +258,7 @@ class PrefixCache:
         """Whether the stages keep a sequence that has ended well: all of its positions are right. False: remove it."""
         self._forget(sequence.id)
         length = sequence.computed
-        if not self.is_on or not sequence.is_kept or length < LEAST_TOKENS or sequence.catch_up_left:
+        if not self.is_on or not sequence.is_kept or length < LEAST_COMMON or sequence.catch_up_left:
             return False
         content, scope = content_of(sequence.content(length)), sequence.cache_scope
         if self._has_whole(content, scope) or (self.cuts_back and self._is_covered(content, scope)):

@@ -11,7 +11,7 @@ import pytest
 from exo_mesh.domain.frame import Fault, Frame, Keep, UnknownOp
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
-from exo_mesh.rings.runner.prefix.cache import LEAST_TOKENS, MOST_COPIED
+from exo_mesh.rings.runner.prefix.cache import LEAST_COMMON, MOST_COPIED
 from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS
 from exo_mesh.rings.runner.stage import Stage, StageResult
 from tests.rings.runner.prefix.random_ring import CachingRing, Schedule
@@ -70,15 +70,26 @@ async def answer(ring: CachingRing, name: str, prompt: Sequence[int], tokens: in
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])
-@pytest.mark.parametrize("common", [LEAST_TOKENS - 1, LEAST_TOKENS, 30, BLOCK_TOKENS])
+@pytest.mark.parametrize("common", [LEAST_COMMON - 1, LEAST_COMMON, 30, BLOCK_TOKENS])
 async def test_prompts_shorter_than_a_block_share_their_beginning(num_stages: int, common: int) -> None:
     ring = CachingRing(num_stages, keeping)
     one, other = [*PROMPT[:common], *[1] * 7], [*PROMPT[:common], *[2] * 9]
     assert await answer(ring, "a", one) == expected(one, 8, num_stages)
     counts(ring)
     assert await answer(ring, "b", other) == expected(other, 8, num_stages)
-    shared = common if common >= LEAST_TOKENS else 0
+    shared = common if common >= LEAST_COMMON else 0
     assert counts(ring) == [len(other) - shared + 7] * num_stages
+    ring.check()
+
+
+async def test_a_short_prompt_is_found_again_among_others_that_begin_like_it() -> None:
+    ring = CachingRing(1, keeping)
+    prompts = [[*PROMPT[:24], *[number] * 16] for number in range(20)]
+    for number, prompt in enumerate(prompts):
+        await answer(ring, f"first-{number}", prompt, 4)
+    counts(ring)
+    assert await answer(ring, "again", prompts[0], 4) == expected(prompts[0], 4, 1)
+    assert counts(ring) == [4], "the last token of the prompt, and three of the answer"
     ring.check()
 
 
