@@ -10,11 +10,11 @@ from exo_mesh.node.inspection.describe import describe_stage_memory
 from exo_mesh.rings.hosting.status_board import StageBeat
 
 
-def library_of(told: LibraryMemory | None) -> object:
-    return describe_stage_memory(StageBeat("m-1", 0, False, Heartbeat(library=told)))["library"]
+def library_of(memory: LibraryMemory | None) -> object:
+    return describe_stage_memory(StageBeat("m-1", 0, False, Heartbeat(library=memory)))["library"]
 
 
 def test_a_library_that_counts_is_shown_and_one_that_does_not_is_null() -> None:
     assert library_of(None) is None
-    for told in (LibraryMemory("mlx", 10, 2, 14, 99), LibraryMemory("torch", 10, 2, 14)):
-        assert library_of(told) == asdict(told)
+    for memory in (LibraryMemory("mlx", 10, 2, 14, 99), LibraryMemory("torch", 10, 2, 14)):
+        assert library_of(memory) == asdict(memory)

@@ -314,7 +314,7 @@ class _Handler(BaseHTTPRequestHandler):
         return f"X-Amz-Expires=3600&X-Amz-SignedHeaders=host&X-Amz-Signature=s{number}&x-id=GetObject"
 
     def _xet_bridge(self, xet_hash: str, query: Mapping[str, list[str]], *, has_token: bool) -> None:
-        """What the bridge answers: bytes of a file by its hash, to whoever has a signature that is still good. As the
+        """What the bridge answers: bytes of a file by its hash, for requests with a valid signature. As the
         signature is for GET, it refuses HEAD; and it refuses a token beside a signature."""
         hub = self.server.hub
         signature = query.get("X-Amz-Signature", [""])[0]

@@ -74,8 +74,8 @@ class Node:
     def beat(self, busy_s: float, sequences: int = 1, seat: StageSeat = SEAT, **fields: object) -> None:
         self.clock.now += 0.5
         self.busy_s += busy_s
-        told = Heartbeat(busy_s=self.busy_s, sequences=sequences, kv_pool_tokens=100, **fields)  # type: ignore[arg-type]
-        self.meter.take(seat, told)
+        beat = Heartbeat(busy_s=self.busy_s, sequences=sequences, kv_pool_tokens=100, **fields)  # type: ignore[arg-type]
+        self.meter.take(seat, beat)
 
     def restart(self) -> None:
         self.meter.end()
