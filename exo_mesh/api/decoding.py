@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
-from exo_mesh.base.long_texts import LONG, decode_long, long_strings
+from exo_mesh.base.long_texts import LONG, decode_long, first_wrong_byte, long_strings
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
 
@@ -42,12 +42,10 @@ def decode_body(body: bytes, kind: type[T], tables: NeutralTables = _NO_TABLES) 
         return _decoded(body, kind, tables)
     except msgspec.ValidationError as exc:
         raise _field_error(str(exc), kind) from exc
-    except UnicodeDecodeError as exc:
-        raise InputError(f"the request body is not UTF-8 (byte {exc.start})") from exc
     except RecursionError as exc:
         raise InputError("the request body is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        raise InputError(f"the request body is not valid JSON: {_lone_surrogate(body, str(exc)) or exc}") from exc
+        raise InputError(f"the request body is not {_why_undecoded(body, str(exc))}") from exc
 
 
 def convert_part(value: object, kind: type[T], where: str) -> T:
@@ -77,6 +75,12 @@ def _converted(value: object, kind: type[T], where: str, tables: NeutralTables) 
     with suppress(msgspec.ValidationError):
         return msgspec.convert(value, kind, str_keys=True)
     return msgspec.convert(without_neutral(value, kind, tables, where), kind, str_keys=True)
+
+
+def _why_undecoded(body: bytes, message: str) -> str:
+    if "UTF-8" in message:
+        return f"UTF-8 (byte {first_wrong_byte(body)})"
+    return f"valid JSON: {_lone_surrogate(body, message) or message}"
 
 
 def _lone_surrogate(body: bytes, message: str) -> str | None:

@@ -108,7 +108,7 @@ class JoinRoutes:
             if "hello" in asked:
                 return await _hello(invitation, msgspec.convert(asked, HelloBody))
             return _proof(invitation, msgspec.convert(asked, ProofBody), request.remote or "")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        except (msgspec.MsgspecError, RecursionError) as exc:
             raise InputError(f"this is not a valid join message: {exc}") from exc
 
 

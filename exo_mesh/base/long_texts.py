@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
 import os
 import re
@@ -100,6 +101,18 @@ def slices(text: str, first: int = 0) -> Iterator[str]:
     return (text[start : start + SLICE] for start in range(first, len(text), SLICE))
 
 
+def first_wrong_byte(body: bytes | bytearray) -> int | None:
+    """Where the body stops to be UTF-8; None if all of it is."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(body), SLICE):
+        held = len(decoder.getstate()[0])  # the beginning of a character that the slice before cut
+        try:
+            decoder.decode(body[start : start + SLICE], final=start + SLICE >= len(body))
+        except UnicodeDecodeError as exc:
+            return start - held + exc.start
+    return None
+
+
 def decode_base64(text: str, start: int = 0) -> bytes:
     """The data of a text in base64 from a character on, decoded in parts. Raises ValueError."""
     data, rest, is_ended = bytearray(), b"", False
@@ -138,7 +151,7 @@ def long_strings(body: bytes | bytearray) -> Iterator[range]:
 
 
 def decode_long(body: bytes | bytearray, strings: Iterable[range]) -> Any:
-    """Decode JSON. strings: its long ones. Raises the errors of msgspec and UnicodeDecodeError, as msgspec does."""
+    """Decode JSON. strings: its long ones. Raises the errors of msgspec."""
     rest, moved, long = bytearray(), list[tuple[int, int]](), LongTexts()
     end = 0
     for start, stop in ((one.start, one.stop) for one in strings):
@@ -180,9 +193,6 @@ def _decoded(body: bytes | bytearray, start: int, stop: int) -> str:
     for part in _slices_of(body, start, stop):
         try:
             text += msgspec.json.decode(b'"%b"%b' % (bytes(body[part.start : part.stop]), _PADDING), type=str)
-        except UnicodeDecodeError as exc:
-            exc.start, exc.end = part.start + exc.start, part.start + exc.end
-            raise
         except msgspec.DecodeError as exc:
             raise msgspec.DecodeError(_with_place(str(exc), [(0, part.start - 1)])) from exc
     return text

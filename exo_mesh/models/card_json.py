@@ -25,7 +25,7 @@ def card_from_json(text: bytes) -> ModelCard:
     """Reads a card from a peer. Raises ModelError if it is not valid: placement computes with every field."""
     try:
         card = msgspec.convert(printable_values(decode_bounded(text)), ModelCard)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ModelError(f"a peer sent a model card that this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
     kv_bytes = (card.kv_bytes_per_token, *card.kv_layer_bytes, *card.kv_fixed_bytes)
@@ -38,7 +38,7 @@ def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
     """Reads a survey. Raises ModelError if it does not fit the model: placement computes with every field."""
     try:
         survey = msgspec.convert(printable_values(decode_bounded(text)), ModelSurvey)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ModelError(f"an engine returned a survey that this version cannot read: {exc}") from exc
     per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)
     sizes = [survey.embed_bytes, survey.head_bytes, *(size for sizes in per_layer for size in sizes)]

@@ -278,7 +278,7 @@ class EngineSpeeds:
         with contextlib.suppress(OSError):
             files = sorted(self._cache_dir.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
             for file in files[-MAX_KEPT:]:
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                with contextlib.suppress(msgspec.DecodeError):
                     kept = msgspec.json.decode(file.read_bytes(), type=_Measurement)
                     is_here = kept.engine in self._registry.providers and kept.setup == self._setup(kept.engine, needs)
                     if is_here and kept.speed is not None and kept.speed.is_valid and kept.num_layers > 0:

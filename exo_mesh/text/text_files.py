@@ -138,7 +138,7 @@ def read_bounds(file: Path, data: bytes, files: TextFiles) -> TokenizerBounds:
         raise ModelError(f"{named(file)}: {exc}") from exc
     except msgspec.ValidationError as exc:
         raise ModelError(f"{named(file)} is not a tokenizer: {exc}") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         as_text(file, data)
         raise ModelError(f"{named(file)} is not valid JSON, or is cut short: {exc}; download it again") from exc
 

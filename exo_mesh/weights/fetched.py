@@ -110,7 +110,7 @@ def read_manifest(model_dir: Path) -> Manifest | None:
         manifest = msgspec.json.decode(read_model_file(file, MAX_MANIFEST_BYTES), type=Manifest)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ModelError(f"{named(file)} cannot be used: {exc}") from exc
     for name, fetched in manifest.files.items():
         spans = tuple(fetched.present)

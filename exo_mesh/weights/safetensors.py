@@ -208,7 +208,7 @@ def _parse_header(file: Path, raw: bytes) -> _Entries:
         raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
     try:
         decoded = _HEADER.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         if len(raw) > _EXPLAINED_BYTES:
             why = "its header is not JSON, or has an entry that describes no tensor"
             raise ModelError(f"{named(file)} is not a safetensors file: {why}") from exc
@@ -286,7 +286,7 @@ def read_weight_map(index_file: Path) -> Mapping[str, str]:
         if "weight_map[" in str(exc):
             raise ModelError(f"{named(index_file)}: a tensor's file name is not a safetensors file name") from exc
         raise ModelError(f"{named(index_file)} has no weight_map") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise ModelError(f"{named(index_file)} is not JSON") from exc
     if not weight_map:
         raise ModelError(f"{named(index_file)} has no weight_map")

@@ -174,7 +174,7 @@ def _split_header(message: bytes) -> tuple[_Header, memoryview]:
     view = memoryview(message)
     try:
         return _decoder.decode(view[5 : 5 + size]), view[5 + size :]
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except msgspec.DecodeError as exc:
         newer = _newer_header(view[5 : 5 + size])
         if newer is None:
             raise MalformedError(f"malformed frame header: {exc}") from exc
@@ -189,7 +189,7 @@ def _newer_header(data: memoryview) -> _Header | None:
         sent = fields[_OPS]
         header = msgspec.convert([*fields[:_OPS], [], *fields[_OPS + 1 :]], _Header)
         ops = tuple(_op(one) for one in sent)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, IndexError, KeyError):
+    except (msgspec.DecodeError, RecursionError, TypeError, IndexError, KeyError):
         return None
     return msgspec.structs.replace(header, ops=ops)
 

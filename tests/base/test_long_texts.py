@@ -9,7 +9,17 @@ import tracemalloc
 import msgspec
 import pytest
 
-from exo_mesh.base.long_texts import LONG, SLICE, LongTexts, decode_long, json_parts, json_size, long_strings, slices
+from exo_mesh.base.long_texts import (
+    LONG,
+    SLICE,
+    LongTexts,
+    decode_long,
+    first_wrong_byte,
+    json_parts,
+    json_size,
+    long_strings,
+    slices,
+)
 
 PIECES = ("a", '"', "\\", "\\\\\\", "\n", "é", "中", "😀", "u0041", "\x01", "", "/")
 
@@ -79,9 +89,17 @@ def test_a_mistake_in_or_behind_a_long_text_is_named_at_its_place() -> None:
         with pytest.raises(msgspec.DecodeError) as found:
             decoded(body)
         assert str(found.value) == str(wanted.value)
-    with pytest.raises(UnicodeDecodeError) as wrong:
-        decoded(b'["%b\xff"]' % text)
-    assert wrong.value.start == 2 + len(text)
+
+
+@pytest.mark.parametrize("wrong", [b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("before", [0, 5, SLICE - 3, SLICE - 2, SLICE - 1, SLICE, LONG, 2 * LONG + 1])
+def test_the_first_byte_that_is_not_utf8_is_found(before: int, wrong: bytes) -> None:
+    body = b'["%b"]' % (b"a" * before + wrong)
+    with pytest.raises(msgspec.DecodeError, match="UTF-8"):
+        decoded(body)
+    assert first_wrong_byte(body) == 2 + before
+    assert first_wrong_byte(body[: 2 + before] + "é€😀".encode() * SLICE) is None
+    assert first_wrong_byte(body[: 2 + before] + wrong[:1]) == 2 + before, "cut at its end"
 
 
 def test_what_has_no_long_text_is_not_copied() -> None:

@@ -96,7 +96,7 @@ class PeerFiles:
                 body = response.read(MAX_LISTING_BYTES)
         try:
             return msgspec.json.decode(body, type=Listing)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except msgspec.DecodeError as exc:
             raise SourceError(f"peer {self.peer} sent a listing that cannot be read: {exc}") from exc
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:

@@ -105,6 +105,6 @@ def _read(file: Path) -> list[Case]:
         return msgspec.json.decode(file.read_bytes(), type=list[Case])[-MAX_KEPT:]
     except FileNotFoundError:
         return []
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (OSError, msgspec.DecodeError) as exc:
         _log.warning("cannot read %s, so nothing is in quarantine: %s", file, exc)
         return []
