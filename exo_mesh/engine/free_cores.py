@@ -12,9 +12,9 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -33,8 +33,7 @@ LOWER, RAISE = 0.4, 0.15
 further one taken if at least 1 - RAISE of its core is: other programs use a little all the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuReading:
+class CpuReading(msgspec.Struct, frozen=True):
     """Seconds since some time: on the clock, of all programs on the cores that this process may use, and of this
     process."""
 

@@ -12,7 +12,6 @@ import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -123,8 +122,7 @@ class TokenizerFile(msgspec.Struct):
         return max([size, *(token.id + 1 for token in self.added_tokens or ())])
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerBounds:
+class TokenizerBounds(msgspec.Struct, frozen=True):
     """growth: the most characters that a character of a text becomes. ascii_growth: the same for a text in ASCII.
     is_listed: every part takes time in proportion to a text, so a node may use it for short texts."""
 

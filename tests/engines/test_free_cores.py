@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from exo_mesh_numpy.threads import set_threads, threads_by_load
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine import free_cores

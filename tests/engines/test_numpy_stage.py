@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from exo_mesh_numpy import attention, provider
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_not_restored(model_dir: Path) -> None:
         other.restore(1, 29, saved)
     assert not other.sequences()
     with pytest.raises(EngineError, match="got nothing"):
-        stage.restore(1, 40, dataclasses.replace(saved, tensors={"keys": saved.tensors["keys"]}))
+        stage.restore(1, 40, msgspec.structs.replace(saved, tensors={"keys": saved.tensors["keys"]}))
     assert stage.save(1).length == 30, "a refused restore changed the sequence"
     with pytest.raises(EngineError, match="sequence 9 is not known"):
         stage.save(9)
@@ -156,7 +156,7 @@ def test_long_contexts_are_attended_in_pieces_with_the_same_result(
 
 def test_a_large_gate_overflows_to_the_right_limit(tmp_path: Path) -> None:
     """exp of a large number is infinite on the way; no warning is raised, and the logits are finite."""
-    write_checkpoint(tmp_path, dataclasses.replace(MODEL, arch="llama"))
+    write_checkpoint(tmp_path, msgspec.structs.replace(MODEL, arch="llama"))
     ring = Ring(provider, tmp_path, 4, (2,))
     for stage in ring.stages:
         for layer in stage.weights.layers:  # type: ignore[attr-defined]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import NO_BALLOT

@@ -8,9 +8,11 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import Device
 from exo_mesh.domain.engine_speed import EngineSpeed, ForwardCost

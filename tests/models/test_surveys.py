@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import POOL_SEQUENCES, POOL_TOKENS, footprint
 from exo_mesh.engine.contract import Availability, ModelSurvey

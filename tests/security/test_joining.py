@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.errors import InputError, NoInvitationError, OverloadError, TransportError, WrongCodeError
 from exo_mesh.security.invitations import (

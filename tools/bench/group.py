@@ -12,9 +12,11 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring

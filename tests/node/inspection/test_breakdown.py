@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.node.inspection.breakdown import HandlerTimes, RequestParts, parts_of

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.rings.serving.choices import best_choices, choice_seed, fan_out
