@@ -35,7 +35,7 @@ further one taken if at least 1 - RAISE of its core is: other programs use a lit
 
 class CpuReading(msgspec.Struct, frozen=True):
     """Seconds since some time: on the clock, of all programs on the cores that this process may use, and of this
-    process."""
+    process and the node that started it, which handles the tokens that an engine computes."""
 
     at_s: float
     busy_s: float
@@ -53,7 +53,15 @@ def read_cpu() -> CpuReading:
         for core, one in enumerate(times)
         if core in mine
     )
-    return CpuReading(time.monotonic(), busy_s, time.process_time())
+    return CpuReading(time.monotonic(), busy_s, time.process_time() + _parent_s())
+
+
+def _parent_s() -> float:
+    """CPU seconds of the process that started this one, without its other children; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(os.getppid()).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def quota_cores(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:
