@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.api.core.keeping import MAX_NAME_CHARS
 from exo_mesh.domain.request import GenerateRequest, PrefixReport

@@ -6,11 +6,11 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.base.printable import cells, typed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import SequenceCopier, SequenceMover, StageEngine, StageInput

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 pytest.importorskip("mlx_lm")
 

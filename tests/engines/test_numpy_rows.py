@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -11,7 +12,6 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from exo_mesh_numpy import kernels, provider
@@ -210,7 +210,7 @@ print(digest.hexdigest())
 
 def test_the_bits_do_not_depend_on_the_number_of_blas_threads(tmp_path: Path) -> None:
     # matrices so large that BLAS would use its threads for a product of 16 rows
-    model = msgspec.structs.replace(MODELS["llama"], layers=2, hidden=512, heads=8, kv_heads=4, intermediate=1408)
+    model = dataclasses.replace(MODELS["llama"], layers=2, hidden=512, heads=8, kv_heads=4, intermediate=1408)
     write_checkpoint(tmp_path, model)
     root = Path(__file__).parents[2]
 

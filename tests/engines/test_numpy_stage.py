@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def test_long_contexts_are_attended_in_pieces_with_the_same_result(
 
 def test_a_large_gate_overflows_to_the_right_limit(tmp_path: Path) -> None:
     """exp of a large number is infinite on the way; no warning is raised, and the logits are finite."""
-    write_checkpoint(tmp_path, msgspec.structs.replace(MODEL, arch="llama"))
+    write_checkpoint(tmp_path, dataclasses.replace(MODEL, arch="llama"))
     ring = Ring(provider, tmp_path, 4, (2,))
     for stage in ring.stages:
         for layer in stage.weights.layers:  # type: ignore[attr-defined]

@@ -6,11 +6,11 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, MLX_IN_BLOCKS, TORCH, Bench, Way, prompts, write_model
 from tests.support.serving import Asked, ServingRing

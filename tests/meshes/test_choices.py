@@ -7,12 +7,12 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.request import (

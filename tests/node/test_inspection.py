@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.errors import CancelledRequestError, OverloadError
 from exo_mesh.node.inspection.trace_formats import trace_stats

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions

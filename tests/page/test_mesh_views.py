@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import combinations
 from math import hypot
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.api.web.assets import FOLDER
 from exo_mesh.api.web.live import live_document

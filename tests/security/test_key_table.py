@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from exo_mesh.security import key_table
 from exo_mesh.security.api_keys import new_key, revoke

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
 
 from tests.support.checkpoints import TinyModel, num_parameters
 from tools.preflight import Reading, is_forced, read, refusal

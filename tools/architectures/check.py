@@ -6,13 +6,13 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
-from msgspec.structs import replace
 
 from exo_mesh.errors import MeshError, ModelError
 from tools.architectures.outcome import Outcome, compare

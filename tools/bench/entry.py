@@ -15,14 +15,13 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 import psutil
-from msgspec.structs import replace
 
 from tools.bench.sides import add_against, cpu_s, node_of, sides
 

@@ -14,12 +14,11 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
-
-from msgspec.structs import replace
 
 from exo_mesh.cli.bench.local_ring import LocalRunner, even_plan, local_ring, ring_request
 from exo_mesh.domain.request import GrammarSpec

@@ -12,11 +12,11 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
 from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
@@ -166,7 +166,7 @@ def _verdict(check: GroupCheck, ranks: int, num_layers: int, token_bytes: int) -
         )
     except ValueError:
         return {"reason": "no layer of this model can be taken alone, so there is nothing to compare"}
-    return asdict(group_verdict(times))
+    return msgspec.structs.asdict(group_verdict(times))
 
 
 def _text(result: dict[str, Any]) -> str:

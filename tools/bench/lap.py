@@ -14,10 +14,9 @@ import gc
 import time
 from collections import deque
 from collections.abc import Coroutine, Generator
+from dataclasses import replace
 from statistics import median
 from typing import Any
-
-from msgspec.structs import replace
 
 from exo_mesh.base.versions import SPOKEN
 from exo_mesh.cli.bench.local_ring import ring_request

@@ -14,10 +14,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard

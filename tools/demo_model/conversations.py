@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from tools.demo_model.example import Example
 from tools.demo_model.tasks import TOOL_WEIGHTS, draw_beside_tools, draw_mixed, draw_training_call

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
-
-from msgspec.structs import replace
 
 from tools.demo_model.conversations import Conversation
 from tools.demo_model.example import Example, is_held_out

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions

@@ -7,11 +7,11 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.cli.client.child_node import free_port
 from exo_mesh.domain.request import FrameTrace, SamplingParams, StageSpan

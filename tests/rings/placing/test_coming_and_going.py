@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.rings.placing import preloading
 from exo_mesh.rings.placing.idle import IdleClock

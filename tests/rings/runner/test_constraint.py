@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams, ThinkingBudget
 from exo_mesh.rings.runner.grammars import Grammars

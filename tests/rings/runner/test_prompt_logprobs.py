@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.request import GenerateRequest, SamplingParams

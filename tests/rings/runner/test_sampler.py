@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import EngineError, InputError

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect

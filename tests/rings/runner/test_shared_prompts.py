@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.frame import NO_COPY, Copy, Frame, Insert, Remove
 from exo_mesh.domain.request import GenerateRequest, SamplingParams

@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from exo_mesh_dummy.text import words_for
-from msgspec.structs import replace
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Queued, SamplingParams

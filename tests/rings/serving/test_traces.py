@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.node.inspection.trace_formats import chrome_trace

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.domain.request import FLEX_PRIORITY, GenerateRequest
 from exo_mesh.errors import OverloadError

@@ -8,9 +8,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
 
 from exo_mesh.engine.contract import StageEngine
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
