@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -49,8 +49,7 @@ KV = "kv"
 DTYPE = "uint32"
 
 
-@dataclass(slots=True)
-class _DummySequence:
+class _DummySequence(msgspec.Struct):
     max_tokens: int
     length: int = 0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.model_settings import text_config
@@ -17,8 +17,7 @@ PSEUDO_VOCAB = 256
 PSEUDO_HIDDEN = 128
 
 
-@dataclass(frozen=True, slots=True)
-class DummyModel:
+class DummyModel(msgspec.Struct, frozen=True):
     """The sizes of a model. printable: int32 ids of tokens that are one printable ASCII character each; never empty."""
 
     vocab_size: int

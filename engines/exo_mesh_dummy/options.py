@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class DummyOptions:
+class DummyOptions(msgspec.Struct, frozen=True):
     """Options of the dummy engine. cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a
     device computed. payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while
     loading. fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: if not 0, the check of a

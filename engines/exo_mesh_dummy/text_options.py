@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import InputError
 
 NAME = "dummy-text"
 
 
-@dataclass(frozen=True, slots=True)
-class TextOptions:
+class TextOptions(msgspec.Struct, frozen=True):
     """Options of the dummy text engine. models: names, joined by "+". delay_ms: before each word. words: of an answer.
     slots: requests at once. continues: whether it goes on after the beginning of an answer. up_file: if set, the server
     is up only while this file exists. stands_for: a JSON object from served names to models of the mesh. context: most

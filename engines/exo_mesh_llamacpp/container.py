@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh_llamacpp.types import GgmlType
 
@@ -18,8 +19,7 @@ Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[flo
 Metadata = Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A tensor and where its bytes begin, counted from the start of the file. shape: the length of a row first."""
 
     name: str

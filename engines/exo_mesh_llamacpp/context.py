@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.engine.free_cores import FreeCores
@@ -36,8 +36,7 @@ _FULL = 1
 """Return code of llama_decode: no room, and nothing has changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageShape:
+class StageShape(msgspec.Struct, frozen=True):
     """The sizes of a stage, and how its contexts compute. head: the width of the logits; 0 before the last stage.
     num_heads: of attention, the most of any layer of the model. stops: layers at which a pass of a last stage stops, as
     the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once.

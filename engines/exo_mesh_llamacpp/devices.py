@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.engine.contract import Compute
 from exo_mesh.errors import InputError
@@ -30,8 +31,7 @@ _COMPUTES: dict[str, Compute] = {
 """By the name of a backend, which a device's name begins with: what capability tags call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendDevice:
+class BackendDevice(msgspec.Struct, frozen=True):
     """A device of a library. handle: its address in this process. name: such as "CUDA0"; description: of the hardware.
     kind: one of _KINDS, or "other"."""
 

@@ -6,16 +6,16 @@ llama.cpp's: its name, its shape, and how its values change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Change = Literal["", "rotary q", "rotary k", "plus one"]
 """How values change. rotary: the rows of a head are reordered, because llama.cpp's `llama` rotates neighbouring pairs,
 and checkpoints rotate halves. plus one: norms of Gemma, which checkpoints store without the 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
+class TensorPart(msgspec.Struct, frozen=True):
     """A tensor of a layer. name, source: in llama.cpp and in the checkpoint. shape: names of sizes (see Sizes), rows
     first. per_expert: one tensor per expert in the checkpoint (`{}` in source), one for all in llama.cpp."""
 
@@ -27,8 +27,7 @@ class TensorPart:
     per_expert: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HfFamily:
+class HfFamily(msgspec.Struct, frozen=True):
     """A `model_type`.
 
     own_head: llama.cpp's model code does not take the embedding as head. cut_every: a stage may begin only at multiples

@@ -7,11 +7,10 @@ library's architectures (`python -m tools.architectures llamacpp`) keeps that li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ArchRules:
+class ArchRules(msgspec.Struct, frozen=True):
     """How an architecture is cut.
 
     own_head: llama.cpp's model code does not take the embedding as head. sqrt_scale: rows of the embedding are

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
@@ -21,8 +22,7 @@ MAX_LAYERS = 10_000
 MISTRAL_WINDOW = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class HfModel:
+class HfModel(msgspec.Struct, frozen=True):
     """A model as config.json describes it. sizes: by the names that TensorPart.shape uses. rope_freqs: factors of the
     rotary frequencies, or none. windows[i]: whether layer i attends to a window only."""
 

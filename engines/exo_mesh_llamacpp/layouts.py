@@ -11,8 +11,9 @@ import ctypes
 import struct
 from collections.abc import Mapping
 from ctypes import c_bool, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import EngineError
 
@@ -131,8 +132,7 @@ class _Oversized(ctypes.Structure):
     _fields_ = [("raw", c_uint8 * _SPARE_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class StructLayout:
+class StructLayout(msgspec.Struct, frozen=True):
     """The structures of a library's functions. model, context: with at least the fields of ModelParams and
     ShortContextParams that the engine sets."""
 

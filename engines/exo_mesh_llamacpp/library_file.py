@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.errors import EngineError
 
@@ -28,8 +29,7 @@ _FILES = ("libllama.so", "libllama.dylib", "llama.dll")
 REMEDY = 'pip install "exo-mesh[llamacpp]"'
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryFile:
+class LibraryFile(msgspec.Struct, frozen=True):
     """A file that should hold llama.cpp, and what to call it. structures: the source that declares the structures of
     its functions, if there is one. is_asked: whether a node asks it for its devices, and computes on its GPUs, without
     option `device`; of PACKAGE a node only knows that it has no GPU but Apple's."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LEAST_SHARED, LoadProgress, LoadRequest
@@ -48,8 +49,7 @@ as 4 to 8 such cells for each value (measured with Llamas of 20 M and 200 M), so
 longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedStage:
+class LoadedStage(msgspec.Struct, frozen=True):
     """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
     length. windowed: a sequence may become longer than the window of some layer. identity: what a saved sequence must
     have been made with. on_gpu: whether it uses one."""

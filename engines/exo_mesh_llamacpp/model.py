@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
+
+import msgspec
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
@@ -25,8 +26,7 @@ _READ = 0
 """LLAMA_LOAD_MODE_NONE: read the file, and do not map it."""
 
 
-@dataclass(slots=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct):
     """Layers in the library. num_bytes: of their tensors."""
 
     library: Library

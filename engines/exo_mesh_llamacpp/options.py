@@ -7,8 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.errors import InputError
 from exo_mesh_llamacpp.types import KV_TYPES, QUANTS
@@ -19,8 +21,7 @@ MAX_GPU_LAYERS = 10_000
 MAX_DEVICES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaCppOptions:
+class LlamaCppOptions(msgspec.Struct, frozen=True):
     """The parsed options.
 
     quant: the type that matrices of a checkpoint are quantised to while loading; "" keeps theirs. kv: the type of keys

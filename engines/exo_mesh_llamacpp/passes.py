@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import Row
@@ -17,8 +17,7 @@ from exo_mesh_llamacpp.context import MAX_LOGITS, LlamaContext
 from exo_mesh_llamacpp.shared.pool import Held
 
 
-@dataclass(frozen=True, slots=True)
-class RowPart:
+class RowPart(msgspec.Struct, frozen=True):
     """Some tokens of a row: n from position pos0 on, the first of them token `source` of the frame. order: of the
     pieces of one row."""
 

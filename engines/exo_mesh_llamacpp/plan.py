@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from io import SEEK_CUR
 from typing import BinaryIO, Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from exo_mesh_llamacpp.container import Metadata
 from exo_mesh_llamacpp.types import IQ1_S, Q4_0, Q4_K, GgmlType
@@ -23,8 +24,7 @@ Part = Callable[[int], np.ndarray]
 """The bytes of a tensor from an offset on, uint8: at least one, and as many as are handy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True):
     """A tensor of a stage. shape: the length of a row first, as ggml has it. part: set if its bytes need not be made
     all at once."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.engine.contract import LEAST_SHARED
@@ -49,8 +49,7 @@ GATHER_PAUSE = 16
 """Passes of a pool after a move before the next one: a move copies what the sequences hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(msgspec.Struct, frozen=True):
     """How sequences share cells. make: see MakeShared. most_foreign: cells of a group that a sequence may have to pass
     over because they are not its own, on the average. The same for all stages of a model, because bits depend on it.
     least: positions of the shortest common beginning that is shared."""

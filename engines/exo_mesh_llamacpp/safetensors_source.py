@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import ModelError
@@ -225,8 +225,7 @@ class SafetensorsSource:
         return packed
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(msgspec.Struct, frozen=True):
     """A tensor of the checkpoint, its counterpart in the library, and the type that it is converted to."""
 
     part: TensorPart

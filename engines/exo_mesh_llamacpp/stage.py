@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
@@ -33,16 +33,15 @@ from exo_mesh_llamacpp.shared.pool import Held
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
 
 
-@dataclass(slots=True)
-class _FrameWork:
+class _FrameWork(msgspec.Struct):
     """The rows of a frame that can be computed, and the faults of the others. taken, at_states: see taken_places and
     state_places. states: the final hidden states that are wanted."""
 
     taken: np.ndarray
     at_states: np.ndarray
     states: np.ndarray
-    rows: list[tuple[Row, Held, int]] = field(default_factory=list)
-    faults: dict[int, Fault] = field(default_factory=dict)
+    rows: list[tuple[Row, Held, int]] = msgspec.field(default_factory=list)
+    faults: dict[int, Fault] = msgspec.field(default_factory=dict)
 
     def fault(self, sequence: int, message: str) -> None:
         self.faults.setdefault(sequence, Fault(sequence, UNKNOWN_STAGE, "bad_row", message))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class GgmlType:
+class GgmlType(msgspec.Struct, frozen=True):
     """A type of tensor elements. block: values that are packed together, into block_bytes."""
 
     name: str

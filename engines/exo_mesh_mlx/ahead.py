@@ -8,9 +8,9 @@ and tokens. Otherwise the sequences are cut back and the step is computed as usu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import Row
@@ -26,8 +26,7 @@ LONGEST_PAUSE = 256
 a high temperature is hardly ever guessed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuessedStep:
+class GuessedStep(msgspec.Struct, frozen=True):
     """A step that is being computed: token_ids int32 `[rows]`, logits float32 `[rows, vocab]`."""
 
     rows: tuple[Row, ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
@@ -21,8 +21,7 @@ from exo_mesh_mlx.trace import MlxTrace
 _KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache, PartedKVCache)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
+class CacheLayout(msgspec.Struct, frozen=True):
     """The layout of a stage's caches. slots[i]: the entry that stands for entry i of the model's full-length cache
     list.
 

@@ -11,11 +11,12 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
@@ -41,15 +42,14 @@ that was nearly even, and then that token has another result."""
 PART_TOKENS, DECODE_STEPS, LOGITS = 64, 8, 8
 
 
-@dataclass(slots=True)
-class _Chunk:
+class _Chunk(msgspec.Struct):
     """Tokens of one forward. packet: their values after the steps so far. group_s: seconds that the group has computed
     them."""
 
     tokens: list[int]
     packet: Packet
     group_s: float = 0.0
-    alone_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = msgspec.field(default_factory=list)
     """For each step of one layer: seconds on the leader alone."""
 
 

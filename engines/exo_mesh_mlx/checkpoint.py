@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
@@ -31,15 +32,14 @@ LIBRARY_FILES = (CONFIG_FILE, "generation_config.json", "hf_quant_config.json")
 """The JSON files that mlx-lm's `load_model` reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class MlxCheckpoint:
+class MlxCheckpoint(msgspec.Struct, frozen=True):
     """A checked checkpoint. table: tensors that are here. absent: {tensor: file} for files that the index names but
     that are not here."""
 
     model_dir: Path
     config: dict[str, Any]
     table: TensorTable
-    absent: Mapping[str, Path] = field(default_factory=dict)
+    absent: Mapping[str, Path] = msgspec.field(default_factory=dict)
 
     @property
     def config_file(self) -> Path:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from msgspec.structs import replace
@@ -63,8 +63,7 @@ _log = logging.getLogger(__name__)
 Computed = list[tuple[Group, Packet | mx.array]]
 
 
-@dataclass(slots=True)
-class _MlxSequence:
+class _MlxSequence(msgspec.Struct):
     cache: SequenceCache
     max_tokens: int
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.errors import InputError
 
 _KNOWN = {"batch_attention": ("on", "off")}
 
 
-@dataclass(frozen=True, slots=True)
-class MlxOptions:
+class MlxOptions(msgspec.Struct, frozen=True):
     """The parsed options. batch_attention: rows of similar length attend in one call; otherwise each row attends by
     itself, and on a CPU has the bits that it has alone."""
 

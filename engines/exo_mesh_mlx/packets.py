@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
+import msgspec
 
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import TensorSpec
@@ -20,8 +20,7 @@ from exo_mesh_mlx.ghost import Packet
 from exo_mesh_mlx.trace import LiveValue
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """Rows of a frame that are computed in one forward. rows: their indexes, rising; n: tokens of each."""
 
     rows: tuple[int, ...]

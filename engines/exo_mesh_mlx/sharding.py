@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 from mlx.utils import tree_flatten, tree_map
 
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx.ranks import Ranks
 
 
-@dataclass(frozen=True, slots=True)
-class RankShares:
+class RankShares(msgspec.Struct, frozen=True):
     """Bytes of this rank's layer tensors by name: split tensors, and tensors that every rank holds whole. full_bytes:
     bytes of the split tensors on all ranks together."""
 
-    split: Mapping[str, int] = field(default_factory=dict)
-    whole: Mapping[str, int] = field(default_factory=dict)
+    split: Mapping[str, int] = msgspec.field(default_factory=dict)
+    whole: Mapping[str, int] = msgspec.field(default_factory=dict)
     full_bytes: int = 0
 
     def describe(self) -> str:

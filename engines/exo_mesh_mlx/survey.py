@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -34,8 +34,7 @@ _PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
 """Settings of a layer that only number it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(msgspec.Struct, frozen=True):
     """Bytes of the parameters outside the layers that the first and the last stage use."""
 
     embed: int

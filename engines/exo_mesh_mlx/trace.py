@@ -6,12 +6,12 @@ The live set at every cut and the legal cuts follow from that. No architecture i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx import tree
@@ -24,16 +24,14 @@ RUN_TOKENS = (5, 3, 1)
 MAIN = "hidden"
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySource:
+class ArraySource(msgspec.Struct, frozen=True):
     """The place where an array was made: layer `layer`, at `path` of ("out", result) or of ("arg", args and kwargs)."""
 
     layer: int
     path: tree.Path
 
 
-@dataclass(frozen=True, slots=True)
-class LiveValue:
+class LiveValue(msgspec.Struct, frozen=True):
     """An array that crosses a cut. shape: of one row with one token. dtype: as the layer returned it."""
 
     key: str
@@ -52,20 +50,18 @@ class LiveValue:
         return bool(mx.issubdtype(self.dtype, mx.floating))
 
 
-@dataclass(slots=True)
-class MlxLayerUse:
+class MlxLayerUse(msgspec.Struct):
     """The behaviour of one layer. links: argument path -> source. template: see `_template`. slots: cache entries that
     it gets."""
 
-    links: dict[tree.Path, ArraySource] = field(default_factory=dict)
+    links: dict[tree.Path, ArraySource] = msgspec.field(default_factory=dict)
     main_arg: tree.Path | None = None
     template: Any = None
-    written_args: list[tree.Path] = field(default_factory=list)
+    written_args: list[tree.Path] = msgspec.field(default_factory=list)
     slots: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class MlxTrace:
+class MlxTrace(msgspec.Struct):
     """A model's trace: plain data, without arrays and modules."""
 
     layers: list[MlxLayerUse]
@@ -242,13 +238,11 @@ def _cache_ids(entry: Any) -> list[int]:
     return [id(entry), *(id(part) for part in getattr(entry, "caches", ()))]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayLeaf:
+class ArrayLeaf(msgspec.Struct, frozen=True):
     """In a template: the place of an array."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentLeaf:
+class ArgumentLeaf(msgspec.Struct, frozen=True):
     """In a template: the place of the very object that was at `path` of the arguments."""
 
     path: tree.Path

@@ -6,15 +6,14 @@ Arrays are leaves. Tuples, lists, dicts and plain objects (by attribute) are con
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Attr:
+class Attr(msgspec.Struct, frozen=True):
     """A path step into an object's attribute, as opposed to a dict key."""
 
     name: str

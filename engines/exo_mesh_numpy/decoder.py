@@ -8,8 +8,8 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh_numpy.attention import Attention, FastAttention, TiledAttention
@@ -24,8 +24,7 @@ CACHED_ROWS = 32
 """Rows whose gates are computed at once, so that the steps find them in the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowPiece:
+class RowPiece(msgspec.Struct, frozen=True):
     """n tokens of one sequence from position pos0 on, in one pass. source: index of the first of them in the frame."""
 
     kv: SequenceKv

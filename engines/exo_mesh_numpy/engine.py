@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
@@ -37,8 +37,7 @@ from exo_mesh_numpy.threads import threads_by_load
 from exo_mesh_numpy.weights import StageWeights, load_weights
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
+class _Loaded(msgspec.Struct, frozen=True):
     """The parts of a loaded stage. output_dtype: dtype of the activations that it passes on."""
 
     shard: Shard
@@ -53,12 +52,11 @@ class _Loaded:
         return SequenceKv(len(self.shard), config.num_kv_heads, config.head_dim, max_tokens, self.assembly)
 
 
-@dataclass(slots=True)
-class _Work:
+class _Work(msgspec.Struct):
     """A frame split into the rows that can be computed, and the faults of the others."""
 
-    pieces: list[RowPiece] = field(default_factory=list)
-    faults: dict[int, Fault] = field(default_factory=dict)
+    pieces: list[RowPiece] = msgspec.field(default_factory=list)
+    faults: dict[int, Fault] = msgspec.field(default_factory=dict)
 
 
 class NumpyStage:

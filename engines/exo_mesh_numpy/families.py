@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Presence = Literal["always", "never", "as configured"]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """The differences of one `model_type` from the others; the forward pass is the same for all.
 
     bias: of the q, k and v projections. output_bias: of the o projection. mlp_bias: of all three of the MLP. window:

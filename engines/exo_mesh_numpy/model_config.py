@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import read_json
@@ -20,8 +21,7 @@ MISTRAL_WINDOW = 4096
 """The default of transformers for a Mistral config without `sliding_window`; null means that there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True):
     """Sizes and switches of a model. tied: None if the config has no value, and the tensors decide. rope_layers[i]:
     whether layer i rotates queries and keys by their position."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.errors import InputError
 from exo_mesh_numpy.threads import check_threads
@@ -16,8 +17,7 @@ _KNOWN = {"mode": MODES, "dtype": DTYPES}
 _NAMES = (*_KNOWN, "threads")
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyOptions:
+class NumpyOptions(msgspec.Struct, frozen=True):
     """The parsed options. mode: "fast" is plain BLAS; "deterministic" gives a row the same bits whatever other rows are
     computed. dtype: of the weights. threads: of BLAS, a number or "auto"; see set_threads."""
 

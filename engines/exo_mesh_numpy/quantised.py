@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import ModelError
@@ -27,8 +27,7 @@ _FLOAT_FORMATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 MODES = ("affine", *_FLOAT_FORMATS)
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyPacking:
+class NumpyPacking(msgspec.Struct, frozen=True):
     """The quantisation of a matrix, along its last axis."""
 
     mode: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import ModelError
@@ -21,8 +21,7 @@ BLOCK = 256
 """Positions by which the table grows."""
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSettings:
+class RopeSettings(msgspec.Struct, frozen=True):
     """The frequencies of a model. inv_freq: float32 `[head_dim / 2]`, radians per position. scale: of cosines and sines
     (YaRN's factor)."""
 
@@ -55,8 +54,7 @@ def _outer(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in (*names, "original_max_position_embeddings") if config.get(name) is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
+class _Settings(msgspec.Struct, frozen=True):
     file: Path
     key: str
     given: Mapping[str, Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.shard import Shard
@@ -23,8 +23,7 @@ _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 """Frequencies in old checkpoints; they follow from the config."""
 
 
-@dataclass(slots=True)
-class Linear:
+class Linear(msgspec.Struct):
     """y = x · weightᵀ + bias. weight: float32 `[outputs, inputs]`, as in checkpoints."""
 
     weight: np.ndarray
@@ -35,8 +34,7 @@ class Linear:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-@dataclass(slots=True)
-class LayerWeights:
+class LayerWeights(msgspec.Struct):
     """One decoder layer. qk_norm: float32 `[heads + kv_heads, head_dim]`, each head's own row, or None."""
 
     input_norm: np.ndarray
@@ -55,12 +53,11 @@ class LayerWeights:
         return sum(vector.nbytes for vector in vectors) + sum(linear.num_bytes for linear in matrices)
 
 
-@dataclass(slots=True)
-class StageWeights:
+class StageWeights(msgspec.Struct):
     """The weights of one stage. embedding: float32 `[vocab, hidden]`, on the first stage only. norm and head: on the
     last stage only; the head of a tied model that is one stage is the embedding itself."""
 
-    layers: list[LayerWeights] = field(default_factory=list)
+    layers: list[LayerWeights] = msgspec.field(default_factory=list)
     embedding: np.ndarray | None = None
     norm: np.ndarray | None = None
     head: np.ndarray | None = None
@@ -73,8 +70,7 @@ class StageWeights:
         return sum(array.nbytes for array in ends) + sum(layer.num_bytes for layer in self.layers)
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(msgspec.Struct, frozen=True):
     """A linear layer of the checkpoint: its place in a layer, and `[rows, columns]`."""
 
     name: str

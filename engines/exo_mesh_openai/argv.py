@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.engine.contract import Compute
 
@@ -32,8 +33,7 @@ BACKENDS: Mapping[str, Compute] = {
 _CPU = ("cpu",)
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaServerFlags:
+class LlamaServerFlags(msgspec.Struct, frozen=True):
     """What a llama-server is started with besides its model and its port.
 
     backends: keys of BACKENDS that the program may use, the best first; () leaves the choice to it. context: tokens of

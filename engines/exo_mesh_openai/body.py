@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.request import SamplingParams
 from exo_mesh.domain.whole.text_pieces import text_of
@@ -38,8 +39,7 @@ class Begin(Enum):
     REPEAT = "repeat"
 
 
-@dataclass(frozen=True, slots=True)
-class Continuing:
+class Continuing(msgspec.Struct, frozen=True):
     """What a server can go on after, as probed when the model was loaded."""
 
     text: bool = False

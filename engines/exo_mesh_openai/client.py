@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from exo_mesh.errors import EngineError, MeshError, StageLostError
 from exo_mesh_openai.failures import error_of_reply
@@ -20,8 +20,7 @@ MAX_REPLY_BYTES = 4 << 20
 MAX_ERROR_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """Longest waits in seconds. probe_s: for a short reply. usage_s: for the token counts after the end of an
     answer."""
 
@@ -32,8 +31,7 @@ class Deadlines:
     probe_s: float = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class JsonReply:
+class JsonReply(msgspec.Struct, frozen=True):
     """A short reply. value: its JSON; None if it is not JSON."""
 
     status: int

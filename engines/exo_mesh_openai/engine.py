@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import aiohttp
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import FinishReason
 from exo_mesh.domain.whole.text_pieces import TextUsage

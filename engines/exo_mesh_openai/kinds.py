@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 ContinueWay = Literal["none", "final-message"]
 """none: the server always begins a new answer. final-message: `continue_final_message` with the beginning of the answer
 as the last message; the prompt of /v1/completions is taken as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerKind:
+class ServerKind(msgspec.Struct, frozen=True):
     """What one kind of server understands.
 
     sampling: by our name of a sampling parameter, the server's name of it; a parameter that is missing here is refused
@@ -21,8 +21,8 @@ class ServerKind:
     """
 
     name: str
-    sampling: Mapping[str, str] = field(default_factory=dict)
-    off: Mapping[str, object] = field(default_factory=dict)
+    sampling: Mapping[str, str] = msgspec.field(default_factory=dict)
+    off: Mapping[str, object] = msgspec.field(default_factory=dict)
     takes_logit_bias: bool = True
     takes_template_kwargs: bool = False
     continues: ContinueWay = "none"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from exo_mesh.domain.addresses import base_path
 from exo_mesh.errors import InputError
 from exo_mesh.weights.names import is_model_name
@@ -48,16 +50,14 @@ MAX_FIRST_TOKEN_S = 3600.0
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
+class ServerAddress(msgspec.Struct, frozen=True):
     """A server. base: its URL without the last "/v1". where: "host:port", as ServedModel.server has it."""
 
     base: str
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class OwnServer:
+class OwnServer(msgspec.Struct, frozen=True):
     """The llama-server that this engine starts itself. models: directories with GGUF files, or one such file."""
 
     binary: Path

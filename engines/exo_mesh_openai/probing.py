@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.whole.text_pieces import TextPiece, text_of
 from exo_mesh.errors import EngineError, MeshError, ModelError, OverloadError, StageLostError
@@ -37,8 +39,7 @@ _OWNERS: Mapping[str, ServerKind] = {"llamacpp": LLAMA_SERVER, "vllm": VLLM, "sg
 _PROBE = "a text that a template repeats"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundModel:
+class FoundModel(msgspec.Struct, frozen=True):
     """A model as its server describes it. context_limit, slots: 0 if the server does not say."""
 
     served_name: str
@@ -46,8 +47,7 @@ class FoundModel:
     slots: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FoundServer:
+class FoundServer(msgspec.Struct, frozen=True):
     """A model server that is up."""
 
     kind: ServerKind

@@ -50,6 +50,9 @@ class OpenAiProvider:
     async def look(self, options: Mapping[str, str]) -> Sequence[ServerReport]:
         """One report for each server of the options, and one for the llama-server that this engine starts itself, if
         the options name its program. () without either. Raises InputError for bad options."""
+        if not options:  # most nodes: nothing of this engine is imported
+            self._is_used = False
+            return ()
         from exo_mesh_openai.look import Onlooker
         from exo_mesh_openai.options import read_options
 

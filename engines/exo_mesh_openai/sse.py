@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.errors import EngineError
 
@@ -12,8 +12,7 @@ MAX_EVENT_BYTES = 1 << 20
 _IGNORED = (b"id", b"retry")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
+class StreamEvent(msgspec.Struct, frozen=True):
     """One event. is_error: the server sent it in a field or an event that is called "error"."""
 
     data: str

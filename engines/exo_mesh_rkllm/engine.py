@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.request import FinishReason
@@ -34,8 +34,7 @@ another model of the same board."""
 LOCK_POLL_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedModel:
+class _LoadedModel(msgspec.Struct, frozen=True):
     """What `load` found. name: of the model at the server. context_limit: 0 if it is not known."""
 
     session: aiohttp.ClientSession

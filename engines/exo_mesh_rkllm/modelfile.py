@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh_rkllm.options import MOST_MODELS
 
@@ -23,8 +24,7 @@ _SETTING = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelfileFacts:
+class ModelfileFacts(msgspec.Struct, frozen=True):
     """What a Modelfile says. file: of the weights. tokenizer: the hub repository with the tokenizer and the chat
     template. context_limit: tokens of prompt and output; 0 if it is not set."""
 

@@ -7,9 +7,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import InputError
 from exo_mesh.weights.names import is_model_name
@@ -24,8 +25,7 @@ MOST_MODELS = 256
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-_]{0,251}[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
-class RkllmOptions:
+class RkllmOptions(msgspec.Struct, frozen=True):
     """The parsed options.
 
     host, port: where RKLLAMA listens. models_dir: its directory of models, if that is on this machine. names: the name
@@ -37,8 +37,8 @@ class RkllmOptions:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     models_dir: Path = Path("~/RKLLAMA/models")
-    names: Mapping[str, str] = field(default_factory=dict)
-    stands_for: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = msgspec.field(default_factory=dict)
+    stands_for: Mapping[str, str] = msgspec.field(default_factory=dict)
     first_token_s: float = 60.0
     answer_s: float = 300.0
 

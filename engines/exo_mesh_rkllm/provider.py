@@ -56,6 +56,11 @@ class RkllmProvider:
 
     async def look(self, options: Mapping[str, str]) -> Sequence[ServerReport]:
         """See ModelServer."""
+        from exo_mesh_rkllm.board import describe_board
+
+        if not options and not describe_board():  # most nodes: nothing more of this engine is imported
+            self._names_a_server = False
+            return ()
         from exo_mesh_rkllm.look import look
         from exo_mesh_rkllm.options import names_a_server
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import EngineError, InputError, MeshError, ModelError, OverloadError
@@ -22,8 +23,7 @@ _NOT_LOADED = re.compile(r"no model is currently loaded", re.IGNORECASE)
 ALREADY_LOADED = re.compile(r"already loaded", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedCall:
+class ServedCall(msgspec.Struct, frozen=True):
     """A tool call. arguments: the text of a JSON object. call_id: "" if the server gives none."""
 
     name: str
@@ -31,8 +31,7 @@ class ServedCall:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """A part of an answer.
 
     is_end: the server says that the answer ends here. was_aborted: the server gave up. is_token: the chunk counts as a

@@ -6,10 +6,10 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import EngineError, ModelError, StageLostError
@@ -33,8 +33,7 @@ _ADDRESS = re.compile(r"(?:[A-Za-z0-9.\-_]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]
 _LISTS = {Dialect.OLLAMA: "/api/tags", Dialect.OPENAI: "/v1/models", Dialect.NATIVE: "/models"}
 
 
-@dataclass(frozen=True, slots=True)
-class BoardReply:
+class BoardReply(msgspec.Struct, frozen=True):
     """The answer to a call. value: the body as JSON; its text if it is no JSON."""
 
     status: int

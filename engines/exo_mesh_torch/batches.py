@@ -7,8 +7,8 @@ when a forward has other sequences than the joined ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS
@@ -19,8 +19,7 @@ OWN_TAIL = 64
 """Positions at the end of a row that never become a part just for a batch: rejected drafts are cut back there."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """Sequences whose KV is in one cache, row by row. lengths[i]: positions that row i holds. length: with padding.
     The row of a removed sequence stays until the batch is taken apart."""
 

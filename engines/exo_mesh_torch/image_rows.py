@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from exo_mesh.domain.images import PictureSpec
@@ -13,16 +13,14 @@ from exo_mesh_torch.calls import find_cache_argument
 from exo_mesh_torch.vision import ImageRows
 
 
-@dataclass(slots=True)
-class ShownImage:
+class ShownImage(msgspec.Struct):
     """An image of a sequence. rows: its tokens on the first stage, until they are computed; None otherwise."""
 
     spec: PictureSpec
     rows: ImageRows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Overlay:
+class Overlay(msgspec.Struct, frozen=True):
     """The image tokens in one forward. where: bool `[batch, n]`; embeds: `[tokens, hidden]`, in the order of `where`;
     deep: see ImageRows."""
 

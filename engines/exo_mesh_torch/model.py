@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from exo_mesh.engine.contract import KvKind
 from exo_mesh.errors import MeshError, ModelError
@@ -34,8 +35,7 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies follow from the longest row of a batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenModel:
+class OpenModel(msgspec.Struct, frozen=True):
     """A checkpoint with its model on the meta device, and the trace of its layers."""
 
     checkpoint: TorchCheckpoint

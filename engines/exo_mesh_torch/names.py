@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -42,14 +42,13 @@ _EXPERT_NAMES = (
 """Names of the tensors of one expert in checkpoints; mlx-lm stacks them under `switch_mlp`."""
 
 
-@dataclass(slots=True)
-class Recipe:
+class Recipe(msgspec.Struct):
     """The sources that make one parameter, or several at once (`converter`); pattern[i]: the rule that took source
     i."""
 
     target: str
     converter: WeightConverter | None = None
-    sources: list[tuple[TensorSource, str | None]] = field(default_factory=list)
+    sources: list[tuple[TensorSource, str | None]] = msgspec.field(default_factory=list)
 
 
 class NameMap:

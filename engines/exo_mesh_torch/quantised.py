@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from exo_mesh.errors import ModelError
@@ -27,8 +27,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 _SETTINGS = ("group_size", "bits", "mode")
 
 
-@dataclass(frozen=True, slots=True)
-class TorchPacking:
+class TorchPacking(msgspec.Struct, frozen=True):
     """The quantisation of one tensor."""
 
     mode: str
@@ -36,8 +35,7 @@ class TorchPacking:
     group_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
+class Quantisation(msgspec.Struct, frozen=True):
     """The settings in config.json: the packing of all modules except those with an entry of their own, under MLX's
     names."""
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, initialization
@@ -29,8 +29,7 @@ from exo_mesh_torch.head import with_head
 from exo_mesh_torch.quantised import Quantisation, read_quantisation
 
 
-@dataclass(frozen=True, slots=True)
-class TorchCheckpoint:
+class TorchCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint whose config and headers have been checked. quantisation: in MLX's format, or None."""
 
     model_dir: Path

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 from exo_mesh.errors import ModelError
@@ -80,8 +80,7 @@ class Coded(TensorSource, Protocol):
         """The reader of a tensor of GPTQ, AWQ, compressed-tensors or FP8, whose codes may be in another order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(msgspec.Struct, frozen=True):
     """A tensor as it is in the file."""
 
     name: str
@@ -99,8 +98,7 @@ class Plain:
         return _read(self.name, self.info, first, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(msgspec.Struct, frozen=True):
     """A tensor in one of MLX's quantised formats."""
 
     name: str
@@ -143,8 +141,7 @@ class Packed:
         return unpack(words, self.packing.bits), scales, _read(self.name, self.biases, first, count)
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(msgspec.Struct, frozen=True):
     """A tensor that is quantised and not in MLX's format, or whose values were changed when a GGUF file was made."""
 
     name: str
@@ -178,8 +175,7 @@ class Converted:
         return torch.from_numpy(codes), torch.from_numpy(scales), torch.from_numpy(biases)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One of the tensors that are stacked along the first axis of another: an expert's."""
 
     name: str

@@ -8,9 +8,9 @@ state goes from layer to layer, so that the model cannot be cut there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -23,8 +23,7 @@ RUN_TOKENS = 7
 """Unlike the size of any other axis that comes before the tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchLayerUse:
+class TorchLayerUse(msgspec.Struct, frozen=True):
     """The behaviour of one layer. returns: number of values if the layer returns a tuple, the hidden state first; 0 for
     a plain tensor. like: the first layer with the same code and shapes; only its cache was filled."""
 
@@ -32,8 +31,7 @@ class TorchLayerUse:
     like: int
 
 
-@dataclass(frozen=True, slots=True)
-class TorchTrace:
+class TorchTrace(msgspec.Struct, frozen=True):
     """The trace of a model. hidden_shape, hidden_dtype: of one token of the hidden state between layers. streams:
     whether an axis of parallel hidden states comes before rows and tokens. reason: why a model without legal_cuts has
     none.
@@ -59,24 +57,23 @@ class TorchTrace:
         return len(self.layers)
 
 
-@dataclass(slots=True)
-class _RunWatch:
+class _RunWatch(msgspec.Struct):
     """The results of one run so far. tainted: layers that get values computed from other modules' parameters."""
 
     next_layer: int = 0
     order_kept: bool = True
-    returns: dict[int, int] = field(default_factory=dict)
+    returns: dict[int, int] = msgspec.field(default_factory=dict)
     hidden_shape: tuple[int, ...] = ()
     hidden_dtype: torch.dtype | None = None
     tainted: bool = False
     side_values: bool = False
-    extras: list[torch.Tensor] = field(default_factory=list)
-    like: dict[int, int] = field(default_factory=dict)
-    returns_of: dict[type, int] = field(default_factory=dict)
-    writers: set[int] = field(default_factory=set)
-    before: set[str] = field(default_factory=set)
-    between: set[str] = field(default_factory=set)
-    behind: set[str] = field(default_factory=set)
+    extras: list[torch.Tensor] = msgspec.field(default_factory=list)
+    like: dict[int, int] = msgspec.field(default_factory=dict)
+    returns_of: dict[type, int] = msgspec.field(default_factory=dict)
+    writers: set[int] = msgspec.field(default_factory=set)
+    before: set[str] = msgspec.field(default_factory=set)
+    between: set[str] = msgspec.field(default_factory=set)
+    behind: set[str] = msgspec.field(default_factory=set)
 
 
 def find_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, initialization
@@ -35,8 +35,7 @@ def has_tower(checkpoint: TorchCheckpoint) -> bool:
     return described and any(map(is_vision, checkpoint.table))
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRows:
+class ImageRows(msgspec.Struct, frozen=True):
     """The tokens of one image. embeds: `[num_tokens, hidden]`, in place of the placeholders' embeddings. deep: added
     behind each of the first layers, `[num_tokens, hidden]` each."""
 

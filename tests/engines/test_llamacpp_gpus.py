@@ -8,7 +8,6 @@ import json
 import logging
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from exo_mesh_llamacpp.layouts import ModelParams
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import packaged_library
 from exo_mesh_llamacpp.options import parse_options
+from msgspec.structs import replace
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest

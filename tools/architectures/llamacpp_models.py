@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -17,6 +16,7 @@ from exo_mesh_llamacpp.library_file import packaged_library
 from exo_mesh_llamacpp.loading import load_stage
 from exo_mesh_llamacpp.stage import LlamaCppStage
 from exo_mesh_llamacpp.whole import load_whole
+from msgspec.structs import replace
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 FREE_SHARE = 0.9
 """Share of a GPU's free bytes that a stage plans with: drivers take memory of their own, and it is in pieces."""
@@ -20,8 +21,7 @@ _LEVELS = 2**16
 """How finely several GPUs are filled alike: to a multiple of this part of their room."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageNeeds:
+class StageNeeds(msgspec.Struct, frozen=True):
     """The bytes that a stage needs on a device. layers[i]: of its layer i, with the keys and values of the longest
     sequence. head: of the logits; 0 before the last stage."""
 
@@ -29,8 +29,7 @@ class StageNeeds:
     head: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Offload:
+class Offload(msgspec.Struct, frozen=True):
     """How many layers go onto GPUs. llama.cpp takes the head first, which counts as a layer, then layers from the last
     one on. shares: how many of them each GPU takes, those of the first GPU before those of the second; () lets
     llama.cpp divide them by the free bytes."""

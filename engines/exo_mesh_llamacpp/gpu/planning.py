@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.errors import InputError
 from exo_mesh_llamacpp.devices import BackendDevice, chosen_gpus
@@ -21,8 +22,7 @@ _SPLIT_LENGTH = 16
 """Fewest values of an array of shares: llama_max_devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlan:
+class GpuPlan(msgspec.Struct, frozen=True):
     """The GPUs of a stage, and how many layers to try there, one number after another. has_gpu: of the library."""
 
     gpus: tuple[BackendDevice, ...] = ()

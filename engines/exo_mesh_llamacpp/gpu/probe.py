@@ -10,8 +10,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
+
+from msgspec import to_builtins
 
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh_llamacpp.devices import BackendDevice
@@ -49,7 +50,9 @@ def main(text: str) -> None:
 
     answer: dict[str, object]
     try:
-        answer = {"devices": [asdict(device) for device in open_library(chosen_library(json.loads(text))).devices()]}
+        answer = {
+            "devices": [to_builtins(device) for device in open_library(chosen_library(json.loads(text))).devices()]
+        }
     except MeshError as exc:
         answer = {"error": str(exc)}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -7,8 +7,8 @@ not its own. So a group takes a new sequence only while it has few such cells, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import EngineError
@@ -29,11 +29,10 @@ MakeShared = Callable[[int], LlamaContext]
 """Makes a context of SLOTS slots that share so many cells."""
 
 
-@dataclass(slots=True, eq=False)
-class CellGroup(Pool):
+class CellGroup(Pool, eq=False):
     """A pool whose sequences share its cells."""
 
-    runs: SharedRuns = field(default_factory=SharedRuns)
+    runs: SharedRuns = msgspec.field(default_factory=SharedRuns)
 
     @property
     def free_slot(self) -> int | None:

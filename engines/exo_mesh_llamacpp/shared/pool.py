@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import EngineError
 from exo_mesh_llamacpp.context import LlamaContext
 
 
-@dataclass(slots=True, eq=False)
-class Pool:
+class Pool(msgspec.Struct, eq=False):
     """The context for sequences of up to `cells` positions. taken: the slots in use. scattered: how often which slots
     computed together that are not side by side. pause: passes until slots may move again."""
 
     cells: int
     context: LlamaContext
-    taken: set[int] = field(default_factory=set)
-    scattered: dict[tuple[int, ...], int] = field(default_factory=dict)
+    taken: set[int] = msgspec.field(default_factory=set)
+    scattered: dict[tuple[int, ...], int] = msgspec.field(default_factory=dict)
     pause: int = 0
 
     @property
@@ -46,8 +44,7 @@ class Pool:
         self.taken.discard(slot)
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     """A sequence. length: positions that it holds; place: its pool and slot, None until it holds any."""
 
     max_tokens: int
