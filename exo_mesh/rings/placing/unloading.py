@@ -6,14 +6,15 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.rings.placing.idle import IdleClock
-from exo_mesh.rings.placing.short_peers import short_members
+from exo_mesh.rings.placing.short_peers import draining_members, short_members
 
 SHORT_IDLE_S = 10.0
-"""How long a ring with a peer short of memory may be idle once another ring serves its model."""
+"""How long a ring with a peer that is short of memory or drains may be idle once another ring serves its model."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,12 +59,13 @@ class UnusedRings:
         short = self._short.due(self._work(self._spare()), now)
         for instance_id in short:
             _log.info(
-                "unloading %s: one of its peers is short of memory, and another ring serves its model", instance_id
+                "unloading %s: one of its peers is short of memory or drains, and another ring serves its model",
+                instance_id,
             )
         return list(dict.fromkeys([*idle, *short]))
 
     def _spare(self) -> dict[str, HasPlan]:
-        """The rings with a peer short of memory whose model another ring serves without one."""
+        """The rings with a peer that is short of memory or drains, whose model another ring serves without one."""
         instances = self._membership.view.instances()
         if not self._rings or len(instances) < 2:
             return {}
@@ -71,12 +73,12 @@ class UnusedRings:
         roomy = {
             one.plan.model
             for _, one in instances
-            if one.state is InstanceState.READY and not short_members(one.plan, readings)
+            if one.state is InstanceState.READY and not _burdened(one.plan, readings)
         }
         return {
             instance_id: ring
             for instance_id, ring in self._rings.items()
-            if ring.plan.model in roomy and short_members(ring.plan, readings)
+            if ring.plan.model in roomy and _burdened(ring.plan, readings)
         }
 
     def _work(self, rings: Mapping[str, HasPlan]) -> dict[str, tuple[int, int]]:
@@ -86,3 +88,8 @@ class UnusedRings:
             if (reading := readings.get(ring.plan.peer_ids[-1])) is not None:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         return work
+
+
+def _burdened(plan: Plan, readings: Mapping[str, Telemetry]) -> bool:
+    """Whether a member of a ring is short of memory or drains."""
+    return bool(short_members(plan, readings) or draining_members(plan, readings))
