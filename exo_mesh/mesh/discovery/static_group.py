@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from exo_mesh.base.small_files import read_small
 from exo_mesh.domain.addresses import joined, split
 from exo_mesh.domain.device import StaticRank
 from exo_mesh.domain.fast_synch import VARIABLE
@@ -99,8 +100,7 @@ def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
     min_hosts: 1 also accepts a file with a single host, which is a list of machines and no tensor group.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_small(path, MAX_FILE_BYTES)
     except OSError as exc:
         raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_FILE_BYTES:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.small_files import read_small
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError, MeshError, TransportError
@@ -54,8 +55,7 @@ class TailscaleRefusedError(TransportError):
 def read_key(path: Path) -> str:
     """The API key in a file. Raises InputError."""
     try:
-        with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES).decode("utf-8-sig").strip()
+        key = read_small(path, MAX_KEY_BYTES)[:MAX_KEY_BYTES].decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise InputError(f"{path}: cannot be read: {reason}", param="tailscale_api_key_file") from exc
