@@ -13,6 +13,7 @@ from exo_mesh_openai.options import _key
 
 from exo_mesh.api.webtools.options import _key_in
 from exo_mesh.base import small_files
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.small_files import exists, read_small
 from exo_mesh.errors import MeshError
 from exo_mesh.mesh.discovery.peers_file import read_peers
@@ -20,6 +21,7 @@ from exo_mesh.mesh.discovery.static_group import read_hostfile
 from exo_mesh.mesh.discovery.tailscale import read_key
 from exo_mesh.security.api_keys import KeyFile
 from exo_mesh.security.secret import new_secret, read_secret_file
+from exo_mesh.settings.home import make_private
 from exo_mesh.settings.loading import load_settings
 
 
@@ -110,3 +112,16 @@ def test_a_secret_and_the_key_of_a_server_still_come_from_files_and_pipes(tmp_pa
     os.mkfifo(tmp_path / "key", 0o600)
     with pytest.raises(MeshError, match="must be a file"):
         _key(str(tmp_path / "key"))
+
+
+def test_an_error_of_the_system_is_shown_with_its_path_and_without_its_number(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as missing:
+        read_small(tmp_path / "f", 1)
+    assert reason_of(missing.value) == f"{tmp_path / 'f'}: No such file or directory"
+    assert reason_of(OSError(28, "No space left on device")) == "No space left on device"
+    assert reason_of(OSError("closed")) == "closed" and reason_of(ValueError("bad")) == "bad"
+    assert reason_of(TimeoutError()) == "TimeoutError"
+    home = tmp_path / "file"
+    home.write_text("")
+    with pytest.raises(MeshError, match=rf"cannot be used: {home}: File exists$"):
+        make_private(home)

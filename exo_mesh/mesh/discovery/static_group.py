@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.small_files import read_small
 from exo_mesh.domain.addresses import joined, split
 from exo_mesh.domain.device import StaticRank
@@ -226,7 +227,9 @@ def _json_file(path: str, variable: str) -> Any:
         text = Path(path).read_text(encoding="utf-8-sig")
         return json.loads(text) if text.strip() else []
     except (OSError, ValueError) as exc:
-        raise InputError(f"{variable} names {path}, which cannot be read as JSON: {exc}", param="hostfile") from exc
+        raise InputError(
+            f"{variable} names {path}, which cannot be read as JSON: {reason_of(exc)}", param="hostfile"
+        ) from exc
 
 
 def _from_hosts(content: Any) -> StaticGroup | None:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.small_files import read_small
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.addresses import joined
@@ -246,5 +247,5 @@ class TailscaleDiscovery:
                     raise TransportError("the Tailscale API answered with more than 8 MiB")
                 return devices_in(await reply.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            reason = str(exc) or type(exc).__name__
+            reason = reason_of(exc)
             raise TransportError(f"the Tailscale API at {self._url} does not answer: {reason}") from exc
