@@ -28,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "FIRST_RETRY_S", 0.5)
     monkeypatch.setattr(replicas, "LEAVING_S", 0.2)
     monkeypatch.setattr(auto_replicas, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(unloading, "SHORT_IDLE_S", 0.2)
+    monkeypatch.setattr(unloading, "DRAINING_IDLE_S", 0.2)
 
 
 @contextlib.asynccontextmanager
