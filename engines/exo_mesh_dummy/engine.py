@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor

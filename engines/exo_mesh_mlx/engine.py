@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.whole.served import ServedModel, ServerReport
 from exo_mesh.errors import MeshError

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -38,8 +38,7 @@ _CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The caller of a request. key_id: the id of the caller's key or session, "local" for the local token, "" without
     either.
 
@@ -82,8 +81,7 @@ STRANGER = Caller("", None)
 """A caller without a key on a closed mesh."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessPolicy:
+class AccessPolicy(msgspec.Struct, frozen=True):
     """The access rules of one node. The origin or host "*" means all of them.
 
     keys: None if the node keeps no keys. sessions: None in a mesh without a secret. needs_key: callers need a key even
@@ -100,9 +98,9 @@ class AccessPolicy:
     local_token: str = ""
     open_admin: bool = False
     closed_paths: frozenset[str] = frozenset()
-    cors_origins: frozenset[str] = field(default_factory=frozenset)
+    cors_origins: frozenset[str] = msgspec.field(default_factory=frozenset)
     member_origins: Callable[[], Set[str]] = frozenset
-    allowed_hosts: frozenset[str] = field(default_factory=frozenset)
+    allowed_hosts: frozenset[str] = msgspec.field(default_factory=frozenset)
     sessions: PageSessions | None = None
 
     @property

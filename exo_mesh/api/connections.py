@@ -13,11 +13,11 @@ import logging
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from socket import socket
 from typing import cast
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -61,8 +61,7 @@ The node has already ended all requests by then, so only their last bytes remain
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionBounds:
+class ConnectionBounds(msgspec.Struct, frozen=True):
     """Limits for connections without a whole request. head_s: seconds for the TLS handshake, and for the head of a
     request. per_address: connections of one address that are older than BURST_S and have no whole head. total: all
     connections without a whole request, including idle ones between two requests."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import AccessPolicy
@@ -47,8 +47,7 @@ def _lone_settings() -> LoneSettings:
     return LoneSettings(EffectiveSettings(default_settings()))
 
 
-@dataclass(frozen=True, slots=True)
-class ApiOptions:
+class ApiOptions(msgspec.Struct, frozen=True):
     """The options of the API.
 
     registry: returns the metrics that /metrics shows; None: there are none. responses: counts answers by method, route
@@ -66,31 +65,32 @@ class ApiOptions:
     """
 
     registry: Callable[[], CollectorRegistry] | None = None
-    responses: Counters = field(default_factory=lambda: Counters("responses_total", "", ("method", "route", "code")))
+    responses: Counters = msgspec.field(
+        default_factory=lambda: Counters("responses_total", "", ("method", "route", "code"))
+    )
     keep_alive_s: float = 2.0
     head_hold_s: float = 10.0
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
     body_silence_s: float = 60.0
-    access: AccessPolicy = field(default_factory=AccessPolicy)
-    invitations: Invitations = field(default_factory=Invitations)
+    access: AccessPolicy = msgspec.field(default_factory=AccessPolicy)
+    invitations: Invitations = msgspec.field(default_factory=Invitations)
     progress_s: float = 0.5
     progress_comment_s: float = 15.0
     defaults: Callable[[], RequestDefaults] = RequestDefaults
-    logs: LogDesk = field(default_factory=LoneLogs)
-    config: SettingsDesk = field(default_factory=_lone_settings)
+    logs: LogDesk = msgspec.field(default_factory=LoneLogs)
+    config: SettingsDesk = msgspec.field(default_factory=_lone_settings)
     config_file: str = ""
     hub_token: HubToken | None = None
     headless: bool = False
-    languages: PageLanguages = field(default_factory=PageLanguages)
+    languages: PageLanguages = msgspec.field(default_factory=PageLanguages)
     live_interval_s: float = 2.0
     ollama_port: int | None = None
-    web_tools: WebToolOptions = field(default_factory=WebToolOptions)
+    web_tools: WebToolOptions = msgspec.field(default_factory=WebToolOptions)
     image_trail: ImageTrail | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ApiContext:
+class ApiContext(msgspec.Struct, frozen=True):
     """The shared objects of one application. now: Unix time, for the field `created` of OpenAI's replies. watchdog:
     ends waits that take too long."""
 

@@ -8,7 +8,6 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -24,8 +23,7 @@ from exo_mesh.errors import FetchError, InputError, MeshError, OverloadError, Pl
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     status: int
     kind: str
     retry_after_s: int | None = None
@@ -94,8 +92,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorForm:
+class ErrorForm(msgspec.Struct, frozen=True):
     """The errors of one dialect. speaks: whether a request expects them. body: the JSON body of an error; it also gets
     the id of the request."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 from msgspec import UNSET, structs
+from msgspec.structs import replace
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import cast, get_args
 
+from msgspec.structs import replace
 from multidict import MultiDict, MultiMapping
 
 from exo_mesh.api.errors import quoted

@@ -6,10 +6,10 @@ Each group of handlers has a method `table` with its rows. If two rows match the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -23,8 +23,7 @@ GENERATION_ERRORS = (400, 404, 408, 409, 413, 422, 429, 499, 500, 503, 504)
 """Error statuses of a request that runs on the mesh, besides the statuses that every route has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """One row of the table. paths: the first is the name, the others are aliases. role: the role that a caller needs;
     see OPEN, USE and ADMIN.
 
@@ -43,7 +42,7 @@ class Route:
     reply: Any = None
     status: int = 200
     errors: tuple[int, ...] = ()
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = msgspec.field(default_factory=dict)
     events: bool = False
     lines: bool = False
     content_type: str = "application/json"
@@ -56,8 +55,7 @@ ROUTES: web.AppKey[RouteTable] = web.AppKey("routes", list)
 """The table of an application."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRoles:
+class RouteRoles(msgspec.Struct, frozen=True):
     """Which role each route needs, by its method and its canonical path."""
 
     roles: Mapping[tuple[str, str], Role | None]

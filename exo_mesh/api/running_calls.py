@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -18,8 +18,7 @@ LOOK_EVERY_S = 1.0
 an event that says so; if it still runs at the next check, its connection is closed."""
 
 
-@dataclass(slots=True)
-class _RunningCall:
+class _RunningCall(msgspec.Struct):
     key_id: str
     request_id: str
     is_ending: bool = False

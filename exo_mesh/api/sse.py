@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -35,8 +34,7 @@ def comment_frame(text: str) -> bytes:
     return b": " + " ".join(text.split()).encode() + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamForm:
+class StreamForm(msgspec.Struct, frozen=True):
     """The form of a stream in one dialect. headers: of its response. error_frame: encodes the error that ends a stream
     which has begun."""
 

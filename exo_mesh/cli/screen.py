@@ -10,10 +10,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import printable
 from exo_mesh.base.telemetry.tables import human_bytes
@@ -31,8 +33,7 @@ _ROLE_TEXTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True):
     """Facts about a node that has just started.
 
     notes: sentences about surprises, such as a port that was taken. page_url: of the web page; empty if not served.
@@ -80,7 +81,7 @@ class JsonScreen:
         self._write = write or partial(print, flush=True)
 
     def started(self, facts: NodeFacts) -> None:
-        self._say("ready", **asdict(replace(facts, namespace=fingerprint(facts.namespace))))
+        self._say("ready", **msgspec.structs.asdict(replace(facts, namespace=fingerprint(facts.namespace))))
 
     def stopping(self, reason: str) -> None:
         self._say("stopping", reason=reason)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
+
+import msgspec
 
 MAX_ADVERTISED = 12
 """Most addresses that a node advertises for itself; a laptop with a VPN and Docker has five to eight."""
@@ -57,8 +58,7 @@ LINK_WORDS = {
 """The names of the link kinds in settings and in output."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(msgspec.Struct, frozen=True):
     """One address (without scope) of one network interface that is up."""
 
     name: str
@@ -204,8 +204,7 @@ MIN_GAIN_MS = 0.3
 _STEP = math.log(1.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(msgspec.Struct, frozen=True):
     """One path to a peer. rtt_ms, mb_per_s (10^6 bytes): None if not measured. mb_per_s_at: when, in Unix seconds.
 
     failed: the address did not answer, or another peer answered there.

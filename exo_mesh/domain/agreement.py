@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
     import numpy as np
@@ -23,8 +24,7 @@ TensorShape = tuple[str, tuple[int, ...]]
 """Name of a tensor that crosses a hop, and its shape per token."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeReport:
+class RangeReport(msgspec.Struct, frozen=True):
     """The values that an engine computed for the layers `[start, stop)`.
 
     outputs: flat float32 values by name. inputs, given: the tensors that the engine declares to take from the stage
@@ -38,8 +38,7 @@ class RangeReport:
     given: tuple[TensorShape, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """The result of one engine's self-test. native_dtype: of the activations that it passes on in a ring of its own."""
 
     engine: str
@@ -47,8 +46,7 @@ class Report:
     ranges: tuple[RangeReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AgreementVerdict:
+class AgreementVerdict(msgspec.Struct, frozen=True):
     """The result of a comparison. reason: why the two engines must not share a ring, "" if they may. difference: the
     largest that was measured."""
 

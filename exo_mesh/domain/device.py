@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.base.versions import ProtocolRange
 from exo_mesh.domain.addresses import MAX_MACS, valid_macs
@@ -61,8 +62,7 @@ def why_no_layers(role: str, max_memory_bytes: int | None) -> str:
     return "--max-memory is 0" if max_memory_bytes == 0 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
+class EngineInfo(msgspec.Struct, frozen=True):
     """An engine that can run on a peer. compute: the hardware that it uses. dtypes: of activations that it accepts."""
 
     name: Word
@@ -81,8 +81,7 @@ class EngineInfo:
         return f"{self.tag} {self.version}".strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """The hardware that a peer computes on. `engines` can run here; `engine` is used unless a request names another.
 
     details: more about those engines. memory_bytes: all memory that the device of `engine` has. why: explains which
@@ -99,8 +98,7 @@ class Device:
     why: Annotated[str, Cut(MAX_REASON)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaPort:
+class RdmaPort(msgspec.Struct, frozen=True):
     """A Thunderbolt port over which a Mac could do RDMA.
 
     device: such as "rdma_en5"; "" if macOS shows none for the port. active: as `ibv_devinfo` reports it. uuid,
@@ -118,8 +116,7 @@ class RdmaPort:
     bridged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StaticRank:
+class StaticRank(msgspec.Struct, frozen=True):
     """The rank that a hostfile, or `mlx.launch`, assigns to a peer in a tensor group.
 
     group: a digest that all ranks of the group share. rdma: the device by which this rank reaches each rank, None if
@@ -137,8 +134,7 @@ def _valid_port(port: int) -> int:
     return port if port < 65_536 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
+class PeerInfo(msgspec.Struct, frozen=True):
     """What a peer reports about itself. `incarnation` rises with every start of the same id.
 
     addresses: "host:port" of its control endpoint, as the peer sees itself. models: names of the models that are
@@ -236,8 +232,7 @@ class PeerInfo:
         return next((info for device in self.devices for info in device.details if info.name == engine), None)
 
 
-@dataclass(frozen=True, slots=True)
-class HopReading:
+class HopReading(msgspec.Struct, frozen=True):
     """The path to another peer, as the reporting peer measured it; 0: not measured. mb_per_s: 10^6 bytes."""
 
     peer_id: Word
@@ -249,16 +244,14 @@ class HopReading:
 Counts = Annotated[Mapping[str, int], Cut(MAX_ITEMS)]
 
 
-@dataclass(frozen=True, slots=True)
-class EntryRequests:
+class EntryRequests(msgspec.Struct, frozen=True):
     """The requests of a peer's clients. running: by instance; awaited: instances for whose recovery a request waits."""
 
-    running: Counts = field(default_factory=dict)
+    running: Counts = msgspec.field(default_factory=dict)
     awaited: Annotated[frozenset[str], Cut(MAX_ITEMS)] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
+class Telemetry(msgspec.Struct, frozen=True):
     """The current figures of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
     usable_bytes: what a new reservation could get now; reserved_bytes: what plans hold already. s_per_gb: by engine,
@@ -280,9 +273,9 @@ class Telemetry:
     total_bytes: int
     reserved_bytes: int
     load: float = 0.0
-    s_per_gb: Annotated[Mapping[str, float], Cut(MAX_ITEMS)] = field(default_factory=dict)
-    tokens: Counts = field(default_factory=dict)
-    outstanding: Counts = field(default_factory=dict)
+    s_per_gb: Annotated[Mapping[str, float], Cut(MAX_ITEMS)] = msgspec.field(default_factory=dict)
+    tokens: Counts = msgspec.field(default_factory=dict)
+    outstanding: Counts = msgspec.field(default_factory=dict)
     reasons: Annotated[tuple[Reason, ...], Cut(MAX_REASONS)] = ()
     keys_digest: int = 0
     fetch_room_bytes: int = 0
@@ -290,11 +283,11 @@ class Telemetry:
     headroom_bytes: int | None = None
     temperature_c: float = 0.0
     power_w: float = 0.0
-    frames: Counts = field(default_factory=dict)
+    frames: Counts = msgspec.field(default_factory=dict)
     is_draining: Annotated[bool, SentAs("draining")] = False
     hops: Annotated[tuple[HopReading, ...], Cut(MAX_HOPS)] = ()
     hardware: Annotated[HardwareReading, Absent(NO_HARDWARE)] = NO_HARDWARE
-    prompt_tokens: Counts = field(default_factory=dict)
+    prompt_tokens: Counts = msgspec.field(default_factory=dict)
     entry_requests: EntryRequests | None = None
-    waiting: Counts = field(default_factory=dict)
-    slots: Counts = field(default_factory=dict)
+    waiting: Counts = msgspec.field(default_factory=dict)
+    slots: Counts = msgspec.field(default_factory=dict)

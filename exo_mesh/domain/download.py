@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any
+
+import msgspec
 
 from exo_mesh.domain.fields import Cut, Else, SentAs
 from exo_mesh.domain.health import MAX_TEXT
@@ -24,16 +25,14 @@ class DownloadState(StrEnum):
         return self in (DownloadState.PENDING, DownloadState.ONGOING)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchStep:
+class FetchStep(msgspec.Struct, frozen=True):
     """Progress of a fetch in bytes: present, and requested in all."""
 
     done: int
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadInfo:
+class DownloadInfo(msgspec.Struct, frozen=True):
     """A download as the fetching peer describes it.
 
     done_bytes, total_bytes: of all bytes that the peer wants, those that were present before included; total_bytes is 0
@@ -61,8 +60,7 @@ class DownloadInfo:
         return self.state.is_active and not 0 < self.total_bytes <= self.done_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadEntry(DownloadInfo):
+class DownloadEntry(DownloadInfo, frozen=True):
     """A download in the mesh, with the peer that fetches."""
 
     peer_id: str = ""
@@ -70,8 +68,8 @@ class DownloadEntry(DownloadInfo):
 
     def describe(self) -> dict[str, Any]:
         """Returns the entry as plain JSON values."""
-        return {**asdict(self), "state": str(self.state), "layers": list(self.layers)}
+        return {**msgspec.structs.asdict(self), "state": str(self.state), "layers": list(self.layers)}
 
 
 def entry_of(peer_id: str, peer_name: str, info: DownloadInfo) -> DownloadEntry:
-    return DownloadEntry(**asdict(info), peer_id=peer_id, peer_name=peer_name)
+    return DownloadEntry(**msgspec.structs.asdict(info), peer_id=peer_id, peer_name=peer_name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 Pooling = Literal["mean", "last", "first", "max", "score"]
 """mean, max: over all tokens of the text. last, first: the state of that token. score: one number for the text, from
@@ -14,8 +15,7 @@ MAX_WIDTH = 2**16
 """Most values of a vector. The widest models have some ten thousand."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedSpec:
+class EmbedSpec(msgspec.Struct, frozen=True):
     """The vector that a request wants of its prompt, in place of output tokens.
 
     normalise: scale the vector to length 1. dimensions: keep only that many first values, before the scaling; 0 keeps

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.domain.fields import Cut, Flat, Only, Printable
 
@@ -23,8 +24,7 @@ MAX_S = 3600.0
 """Largest figure that is believed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCost:
+class ForwardCost(msgspec.Struct, frozen=True):
     """Seconds of one forward pass of a stage: for the pass itself, for each layer, and for the head of the model."""
 
     fixed_s: float
@@ -42,8 +42,7 @@ class ForwardCost:
         return all(math.isfinite(part) and 0.0 <= part <= MAX_S for part in parts) and self.layer_s > 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSpeed:
+class EngineSpeed(msgspec.Struct, frozen=True):
     """The speed of an engine with a model. one, eight: a decode step with that many sequences. chunk: a prompt of
     chunk_tokens tokens."""
 
@@ -123,8 +122,7 @@ def fastest_first(engines: Sequence[str], took_s: Mapping[str, float | None]) ->
     return (*ordered, *(engine for engine in engines if engine not in took))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True):
     """What one client can expect of a ring without other work. tokens_per_s: after the first token. ttft_s: for a
     prompt of PROMPT_TOKENS tokens."""
 

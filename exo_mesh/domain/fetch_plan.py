@@ -8,8 +8,9 @@ never on what peers may see differently (such as the bytes that a peer has at th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus
 
@@ -20,8 +21,7 @@ BLOCK_BYTES = 32 * 2**20
 """Bytes that several peers want are divided among them in blocks of this size, so that all fetch at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSource:
+class PlannedSource(msgspec.Struct, frozen=True):
     """A source of bytes. peer: HUB or a peer's id. is_arriving: the peer is still fetching the bytes and passes them
     on."""
 
@@ -29,8 +29,7 @@ class PlannedSource:
     is_arriving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedShare:
+class PlannedShare(msgspec.Struct, frozen=True):
     """Bytes with the same sources, the first choice first. No source: no peer has the bytes or can get them."""
 
     pieces: Pieces

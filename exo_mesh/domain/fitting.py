@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate, pairwise
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.domain.footprint import stage_bytes
@@ -79,8 +80,7 @@ def stops_that_fit(
     return tuple(fitting)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(msgspec.Struct, frozen=True):
     """Seconds of one decode step: in all stages together, and in the slowest stage."""
 
     total_s: float

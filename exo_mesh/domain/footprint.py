@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.model import ModelCard
 
@@ -34,8 +35,7 @@ POOL_TIMES = (8, 4, 2)
 """Pools to try, in multiples of the least full one. 8 times 8,192 tokens are 32 sequences of 2,048."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(msgspec.Struct, frozen=True):
     """Bytes of one stage by purpose."""
 
     weights_bytes: int
@@ -113,8 +113,7 @@ def gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryMemory:
+class LibraryMemory(msgspec.Struct, frozen=True):
     """The memory that an engine's library takes in its process, in bytes, by its own count. active: arrays in use.
     cache: kept for later arrays. peak: the most that was active. limit: the most that it may take; None without a
     limit."""

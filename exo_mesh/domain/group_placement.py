@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, groupings, joined_as_named
 from exo_mesh.domain.pinning import Pin
@@ -94,8 +96,7 @@ PREFILL_LOSS = 1.5
 """How many times slower long prompts may become in exchange."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTimes:
+class GroupTimes(msgspec.Struct, frozen=True):
     """The measured times, and the sizes that they belong to.
 
     `ranks` machines hold `num_layers` layers together. all_reduce_s: of a few bytes; reduce_bytes_per_s: of many.
@@ -127,8 +128,7 @@ class GroupTimes:
         return self.all_reduce_s + tokens * self.token_bytes / self.reduce_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
+class GroupVerdict(msgspec.Struct, frozen=True):
     """The decision. group: better as a tensor group. decode_gain, prefill_gain: how many times faster than as stages of
     a pipeline, for one stream and for one long prompt. reason: a sentence with the numbers."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.rdma_links import queue_pairs_needed
@@ -23,8 +25,7 @@ MAX_MEMBERS = 12
 MAX_GROUPINGS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWish:
+class GroupWish(msgspec.Struct, frozen=True):
     """A request for tensor groups. size: None lets placement decide, 1 forbids groups, N asks for a group of N peers.
     members: the requested groups, each as peer ids with the leader first."""
 
@@ -37,19 +38,18 @@ class GroupWish:
         return bool(self.members) or (self.size or 1) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
+class GroupFacts(msgspec.Struct, frozen=True):
     """Facts about the peers that grouping needs. rdma: by (peer, other), the device by which `peer` reaches `other`,
     where a cable with active ports joins them. obstacle: why an engine cannot split the model over that many ranks,
     with the numbers, or "". unfit: sets of peers that must not form a group unless it is requested by name or size, and
     why. tcp_fallback: peers without RDMA may use TCP if the group was requested. queue_pairs: by (peer, device), how
     many are left for another group; a device that is not listed has enough."""
 
-    rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    rdma: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
     obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"
-    unfit: Mapping[frozenset[str], str] = field(default_factory=dict)
+    unfit: Mapping[frozenset[str], str] = msgspec.field(default_factory=dict)
     tcp_fallback: bool = False
-    queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    queue_pairs: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
 
 
 def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tuple[str, str], str]) -> Candidate:

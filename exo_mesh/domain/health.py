@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.domain.fields import Cut, Else
 
@@ -27,8 +28,7 @@ class HealthLevel(StrEnum):
 _ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """One problem. code: a stable word. message: the problem, with the numbers. remedy: the reader's next step."""
 
     code: Annotated[str, Cut(64)]

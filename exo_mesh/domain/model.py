@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.peer_names import matching
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(msgspec.Struct, frozen=True):
     """A model's sizes and structure. Exact byte counts come from the safetensors headers.
 
     layer_bytes[i]: tensors of layer i. embed_bytes: what the first stage needs besides its layers. head_bytes: what the
@@ -92,8 +92,7 @@ class ModelCard:
         return per_token * tokens + sum(self.kv_fixed_bytes[start:stop]) * sequences
 
 
-@dataclass(frozen=True, slots=True)
-class CardRules:
+class CardRules(msgspec.Struct, frozen=True):
     """The rules of a card. Backends are engines or capability tags, such as `torch` or `mlx-metal`.
 
     backends: a peer needs one of them; () allows every engine. preferred: the most wanted first; a ring uses others

@@ -7,7 +7,9 @@ the same prompts. So placement keeps such a ring if it is as good as the ring th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import pools_to_try, stage_bytes
@@ -22,8 +24,7 @@ Ring = list[tuple[Candidate, range]]
 """Peers in ring order with their layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptPart:
+class _KeptPart(msgspec.Struct, frozen=True):
     """A stage that could be made from files on a disk. tokens: of KV in its files. keys: of these files, see
     KeptLayers. is_fetched: whether files of the model would have to be fetched for it."""
 
@@ -172,8 +173,7 @@ GRACE_S = 30.0
 """A copy that was used within this time is kept: a plan that needs the copy may not be in the view yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedCopy:
+class StagedCopy(msgspec.Struct, frozen=True):
     """A local copy of a model of the store. used_at: seconds of the caller's clock. is_in_use: an instance or a fetch
     needs it. is_orphan: the store's host is reachable and no longer has the model."""
 

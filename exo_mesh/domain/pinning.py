@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.domain.fitting import stage_stops
@@ -21,8 +22,7 @@ PINNED = "pinned"
 """The policy of a plan whose layers a user assigned by hand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(msgspec.Struct, frozen=True):
     """Layers `[start, stop)` that a user assigned to a peer. reserve_bytes, engine: None if left open. group: the peers
     of the tensor group that holds the layers, the leader first, if one is wanted; group_backend: how they connect."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -37,8 +36,7 @@ NO_BALLOT = Ballot(0, "")
 """Lower than every real ballot: the promise of a peer that has promised nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagePlan:
+class StagePlan(msgspec.Struct, frozen=True):
     """One position in the ring: which peer runs which shard with which engine, and the memory that it must reserve.
 
     group: the ranks, if several peers form this stage; `peer_id` is then the leader, and every rank reserves
@@ -74,8 +72,7 @@ class Seat(NamedTuple):
         return f"stage {self.stage}{rank} at peer {self.peer_id[:8]}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
+class PlanInputs(msgspec.Struct, frozen=True):
     """The inputs of a plan, from which any peer can solve it again: peers in ring order with usable bytes, and what
     some of them have on their disks of the model."""
 
@@ -85,8 +82,7 @@ class PlanInputs:
     on_disk: tuple[tuple[str, tuple[KeptLayers, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """An immutable assignment of all layers of a model to stages in ring order.
 
     context_limit: most positions of one sequence. pool_tokens: KV positions that every stage has reserved memory for,
@@ -155,7 +151,7 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the fields; equal plans have equal digests on every machine. What the
         disks hold does not count: older versions do not know it, and ranks of a tensor group meet by this digest."""
-        fields = asdict(self)
+        fields = msgspec.to_builtins(self)
         del fields["inputs"]["on_disk"]
-        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=msgspec.structs.asdict)
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

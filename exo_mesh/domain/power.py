@@ -11,8 +11,9 @@ no token. docs/reference/power.md has the formula.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any
+
+import msgspec
 
 from exo_mesh.domain.fields import Cut, NotSent
 
@@ -29,8 +30,7 @@ MAX_ACCELERATORS = 32
 _Word = Annotated[str, Cut(16)]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceValues:
+class DeviceValues(msgspec.Struct, frozen=True):
     """The values of one device. utilization: 0 to 1. mapped: system memory that a GPU may map, besides its own (GTT).
     energy_j: a counter that only grows; its start depends on the source. sources: by name of the value."""
 
@@ -43,7 +43,7 @@ class DeviceValues:
     mapped_total_bytes: int | None = None
     clock_hz: float | None = None
     energy_j: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @staticmethod
     def of(source: str, **values: float | None) -> DeviceValues:
@@ -68,8 +68,7 @@ class DeviceValues:
 UNKNOWN = DeviceValues()
 
 
-@dataclass(frozen=True, slots=True)
-class AcceleratorReading:
+class AcceleratorReading(msgspec.Struct, frozen=True):
     """One GPU or NPU. id: "gpu0", "npu0", unique on its machine. kind: gpu or npu. in_processor: it is part of the
     processor package, so the package's energy counter includes it; only its own node knows this."""
 
@@ -84,8 +83,7 @@ class AcceleratorReading:
         return {"id": self.id, "kind": self.kind, "vendor": self.vendor, "name": self.name, **self.values.describe()}
 
 
-@dataclass(frozen=True, slots=True)
-class PartPower:
+class PartPower(msgspec.Struct, frozen=True):
     """Power of one part of a machine, and its energy since the node started. name: "cpu", "memory", "machine" (all of
     it), or the id of an accelerator."""
 
@@ -95,8 +93,7 @@ class PartPower:
     energy_j: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareReading:
+class HardwareReading(msgspec.Struct, frozen=True):
     """The readings of one machine. machine: of the whole machine; its energy_j counts from the start of the node.
     machine_digest: equal for nodes on one machine, so that its energy is not counted twice; 0: unknown. parts: not sent
     to other peers."""
@@ -127,8 +124,7 @@ def _rounded(name: str, value: float) -> float:
     return int(value) if digits is None else round(value, digits)
 
 
-@dataclass(frozen=True, slots=True)
-class MachineEnergy:
+class MachineEnergy(msgspec.Struct, frozen=True):
     """Energy that a peer's machine has used since the peer started. machine_digest: equal for peers on one machine; 0:
     the peer has a machine of its own."""
 
@@ -136,8 +132,7 @@ class MachineEnergy:
     machine_digest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RingCounts:
+class RingCounts(msgspec.Struct, frozen=True):
     """Token counts of a ring so far. members: ids of its peers. is_here: its driver runs on this node."""
 
     instance_id: str
@@ -153,8 +148,7 @@ class RingCounts:
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(slots=True)
-class RingEnergyTotals:
+class RingEnergyTotals(msgspec.Struct):
     """Energy of one ring, over all windows in which the energy of all its machines was known."""
 
     model: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.tensor_group import TensorGroup
@@ -14,8 +15,7 @@ MAX_QUEUE_PAIRS = 10
 with macOS 26.5.1 (ml-explore/mlx #3162 and #4209). MLX reports the failure only while a group is being formed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaLink:
+class RdmaLink(msgspec.Struct, frozen=True):
     """One cable as seen from one end. It is up if the ports at both ends are active and have an RDMA device."""
 
     peer_id: str

@@ -8,9 +8,11 @@ spare peer takes it; else neighbours absorb it. Rebalancing waits until the ring
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.fitting import stage_stops, stops_that_fit
 from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
@@ -24,8 +26,7 @@ MAX_LOST = 8
 """Most lost stages that are tried with and without a spare each: 2^8 combinations, milliseconds each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(msgspec.Struct, frozen=True):
     """The new plan, and the bytes of weights that each peer must load before it runs; 0 if the peer keeps its range."""
 
     plan: Plan
@@ -36,8 +37,7 @@ class Recovery:
         return sum(self.load_bytes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
+class _Position(msgspec.Struct, frozen=True):
     """A peer in the new ring. kept: the range that it holds and runs now, or None. usable_bytes includes the memory of
     that range. card: the model as its engine holds it."""
 

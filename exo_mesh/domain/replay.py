@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
 from exo_mesh.domain.whole.text_pieces import Respelling, TextPiece, TextUsage
@@ -27,8 +29,7 @@ Output = int | TextPiece | Respelling
 tokens stand for the text so far."""
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(msgspec.Struct):
     """The answer to a request so far: token ids, and then the rest from its first piece of text on.
 
     details: (logprob, likeliest others) of each token in `ids`, if they are wanted. At the front they are missing for
@@ -38,13 +39,13 @@ class Kept:
     fingerprint: bytes
     wants_details: bool
     at: float
-    ids: array[int] = field(default_factory=lambda: array("I"))
-    details: list[tuple[float | None, tuple[TokenLogprob, ...]]] = field(default_factory=list)
+    ids: array[int] = msgspec.field(default_factory=lambda: array("I"))
+    details: list[tuple[float | None, tuple[TokenLogprob, ...]]] = msgspec.field(default_factory=list)
     finish: FinishReason | None = None
     live: bool = False
-    prompt: list[PromptLogprob] = field(default_factory=list)
+    prompt: list[PromptLogprob] = msgspec.field(default_factory=list)
     """Log-probabilities of the prompt from its second token on, as far as they are known, if they are wanted."""
-    rest: list[Output] = field(default_factory=list)
+    rest: list[Output] = msgspec.field(default_factory=list)
     """The output after `ids`; empty for an answer without pieces of text."""
     usage: TextUsage | None = None
     cached: int = 0

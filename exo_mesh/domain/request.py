@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
+
 from exo_mesh.domain.embedding import MAX_WIDTH, EmbedSpec
 from exo_mesh.domain.fields import Clamped, Cut, Flat, Newer, NotSent, Range, Size, Tidied
 from exo_mesh.domain.images import Picture, pictures_defect
@@ -20,8 +22,7 @@ from exo_mesh.domain.whole.text_pieces import Respelling, TextInput, TextPiece, 
 GrammarKind = Literal["json_schema", "lark", "regex", "choice"]
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
+class GrammarSpec(msgspec.Struct, frozen=True):
     """A grammar. text: a JSON schema, a Lark grammar whose first rule is `start`, a regular expression for the whole
     answer, or a JSON list of strings of which the answer is one."""
 
@@ -55,8 +56,7 @@ _Hash = Annotated[bytes, Size(sizes=(0, 32))]
 _Word = Annotated[str, Cut(64)]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True):
     """How the next token is drawn. The driver's NumPy sampler honours every field.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 mean "off".
@@ -79,8 +79,7 @@ class SamplingParams:
     repetition_window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingBudget:
+class ThinkingBudget(msgspec.Struct, frozen=True):
     """How many tokens a thought may take. After that many tokens `end_ids` are forced.
 
     start_ids: the tokens that begin a thought in the output; empty if the prompt has begun it. Neither marker counts.
@@ -202,16 +201,14 @@ class GenerateRequest:
         return 0 if self.prompt_logprobs is None else len(self.prompt_ids) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StageSpan:
+class StageSpan(msgspec.Struct, frozen=True):
     """Seconds of one frame at one stage: waiting in the queue, then computing."""
 
     waited_s: float
     compute_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FrameTrace:
+class FrameTrace(msgspec.Struct, frozen=True):
     """One lap of a frame with a row of a traced request. sent_s: since the driver received the request. rows, tokens:
     of the whole frame, which may have carried other requests too."""
 
@@ -224,16 +221,14 @@ class FrameTrace:
     stages: tuple[StageSpan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """Natural-log probability of a token under the model's distribution before temperature and truncation."""
 
     token_id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprob:
+class PromptLogprob(msgspec.Struct, frozen=True):
     """Natural-log probability of the prompt token at `index` (1 or more), given all tokens before it, and the likeliest
     tokens at its place."""
 
@@ -242,8 +237,7 @@ class PromptLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+class PromptLogprobs(msgspec.Struct, frozen=True):
     """Consecutive prompt tokens with their log-probabilities: a request with `prompt_logprobs` yields them first."""
 
     entries: tuple[PromptLogprob, ...]
@@ -255,8 +249,7 @@ def _whole_floats(values: bytes) -> bytes:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(msgspec.Struct, frozen=True):
     """The output token number `index` of a request, or its end.
 
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
@@ -278,8 +271,7 @@ class TokenEvent:
     respelling: Respelling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True):
     """From a driver: the request waits in the queue. place: 1 is next; 0: it leaves the queue. length: of the whole
     queue. wait_s: the estimated wait; 0.0 if it cannot be estimated."""
 
@@ -288,15 +280,13 @@ class Queued:
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """From a driver, before the first token: how many prompt tokens have been computed."""
 
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixReport:
+class PrefixReport(msgspec.Struct, frozen=True):
     """From a driver, as a request begins: where its prompt parts from the kept sequence that begins most like it.
     common: tokens that both begin with; theirs: what follows there, if it is of the same client (is_own)."""
 
@@ -305,8 +295,7 @@ class PrefixReport:
     is_own: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """From a driver: the token events of one message, in order."""
 
     events: tuple[TokenEvent, ...]
@@ -315,8 +304,7 @@ class Tokens:
 DriverEvent = Queued | Prefilled | PromptLogprobs | Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """Progress before the first token. phase: what the request waits for, "placing", "fetching", "loading", "queued",
     "prefill" or "recovering". done: of `total`, for "fetching" in bytes; for "queued" the place in a queue of `total`
     requests. wait_s: the estimated wait in the queue; 0.0 if unknown."""

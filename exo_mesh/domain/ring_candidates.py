@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.fitting import StepTimes, largest_that_fit
 from exo_mesh.domain.model import ModelCard
@@ -28,8 +30,7 @@ MIXING = ("auto", "never", "always")
 """auto: a ring has one engine if such a ring fits, else several. never: one engine. always: several engines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A peer that has the model on disk, the memory that it could reserve now, and the engine that it would use.
 
     s_per_gb: measured time of a decode step per 1e9 bytes of weights, or None. others: further engines that could run
@@ -88,8 +89,7 @@ def without(candidate: Candidate, engine: str) -> Candidate | None:
     return replace(candidate, others=tuple(name for name in candidate.others if name != engine))
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What placement knows besides model and peers; the defaults suit a model that may be cut anywhere.
 
     cards: the model as each engine holds it, where known. hop_s: measured seconds one way between two peers. unmixable:
@@ -98,11 +98,11 @@ class Surroundings:
     has on its disk of this model.
     """
 
-    cards: Mapping[str, ModelCard] = field(default_factory=dict)
-    hop_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
+    cards: Mapping[str, ModelCard] = msgspec.field(default_factory=dict)
+    hop_s: Mapping[tuple[str, str], float] = msgspec.field(default_factory=dict)
+    unmixable: Mapping[frozenset[str], str] = msgspec.field(default_factory=dict)
     even: bool = False
-    on_disk: Mapping[str, Sequence[KeptLayers]] = field(default_factory=dict)
+    on_disk: Mapping[str, Sequence[KeptLayers]] = msgspec.field(default_factory=dict)
 
     def held(self, card: ModelCard, engine: str) -> ModelCard:
         """The model as an engine holds it; as in the files until that is known."""

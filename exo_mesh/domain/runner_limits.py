@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerLimits:
+class RunnerLimits(msgspec.Struct, frozen=True):
     """Limits in seconds. None of them ends a runner that makes progress, however slow.
 
     first_message_s: from process start to its first report (imports of grpc and numpy on a slow board). silence_s:

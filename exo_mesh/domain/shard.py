@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.engine_speed import DIGEST_CHARS
 from exo_mesh.domain.fields import Absent, Cut, Only, Printable, Tidied
@@ -18,8 +20,7 @@ MAX_KEPT = 32
 MAX_NAME_CHARS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """The half-open layer range `[start, stop)` of a model with `num_layers` layers.
 
     The first shard also embeds; the last also norms, projects and samples.
@@ -53,8 +54,7 @@ class Shard:
         return f"{self.model}[{self.start}:{self.stop}/{self.num_layers}]"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KeptLayers:
+class KeptLayers(msgspec.Struct, frozen=True, order=True):
     """Layers `[start, stop)` of a model with KV or weights on a peer's disk.
 
     tokens: positions of the KV in files of the prefix cache, rounded down to a power of two, so that it seldom changes;

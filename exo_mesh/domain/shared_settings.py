@@ -6,8 +6,9 @@ A change gets a counter above every counter seen, so no clock decides which of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.domain.fields import SentAs, Size, Tidied
 
@@ -18,8 +19,7 @@ MAX_TEXT_BYTES = 4096
 MAX_COUNTER = 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class SharedSetting:
+class SharedSetting(msgspec.Struct, frozen=True):
     """One shared setting. text: the value as an environment variable would hold it; None: withdrawn, so that each node
     uses its own value again. author: the id of the peer that made the change."""
 
@@ -44,8 +44,7 @@ def _highest(entries: Iterable[SharedSetting]) -> tuple[SharedSetting, ...]:
     return tuple(best[name] for name in sorted(best))
 
 
-@dataclass(frozen=True, slots=True)
-class SharedSettings:
+class SharedSettings(msgspec.Struct, frozen=True):
     """A table of shared settings, by name. Withdrawn settings stay in it: an older peer may still have the value."""
 
     entries: Annotated[tuple[SharedSetting, ...], SentAs("settings"), Size(MAX_SETTINGS), Tidied(_highest)] = ()

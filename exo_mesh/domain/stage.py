@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -13,8 +12,7 @@ from exo_mesh.domain.tensor import TensorSpec
 from exo_mesh.domain.tensor_group import GroupFigures
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveAnswer:
+class ReserveAnswer(msgspec.Struct, frozen=True):
     """The answer to a reservation. beaten_by: the higher ballot that caused the refusal, if one did; otherwise memory
     did, and `usable_bytes` is what the peer can give. collective: of a rank of a tensor group, the address where its
     collectives would listen."""
@@ -26,8 +24,7 @@ class ReserveAnswer:
     collective: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatus:
+class StageStatus(msgspec.Struct, frozen=True):
     """The state of a stage on its peer. held: the layers of a healthy runner, or None. usable_bytes: what a stage of
     the instance could get here, including what it has. linked: the hop from this stage to the next one is up.
     rolls_back: its KV can be truncated. promised: the highest ballot that the peer has promised."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -71,8 +70,7 @@ class Tensor(msgspec.Struct, frozen=True):
         return Tensor(str(array.dtype), array.shape, data)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True):
     """A named tensor that crosses a hop: `[tokens, *item_shape]` in `dtype`, tokens in row order."""
 
     name: str

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.fields import Flat
 from exo_mesh.domain.model import ModelCard
@@ -16,8 +19,7 @@ RdmaMatrix = tuple[tuple[str | None, ...], ...]
 """`[i][j]`: the device by which rank i reaches rank j, None on the diagonal and where there is no link."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorGroup:
+class TensorGroup(msgspec.Struct, frozen=True):
     """The ranks of one stage as its plan names them; rank 0, the leader, is the peer that the stage names.
 
     Each rank reserves the stage's reserve_bytes. rdma: empty with backend "ring".
@@ -48,8 +50,7 @@ class TensorGroup:
         return {"backend": self.backend, "peers": list(self.peers), "rdma": [list(row) for row in self.rdma]}
 
 
-@dataclass(frozen=True, slots=True)
-class RankWiring:
+class RankWiring(msgspec.Struct, frozen=True):
     """What the process of one rank needs to connect to the others: its rank, and where every rank listens.
 
     endpoints: "host:port" by rank; the port is free there, used by the collectives alone, and different at each
@@ -93,8 +94,7 @@ class GroupCheck:
     kv_heads: int = field(default=0, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFigures:
+class GroupFigures(msgspec.Struct, frozen=True):
     """The check of a group, and the longest time of a frame before the group counts as hung."""
 
     check: Annotated[GroupCheck, Flat()]

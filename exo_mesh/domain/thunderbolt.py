@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.device import RdmaPort
 
@@ -27,8 +28,7 @@ _QUEUE_PAIRS = re.compile(r"^\s*max_qp:\s*(\d{1,9})\s*$", re.MULTILINE)
 _GBITS = re.compile(r"(\d+)\s*Gb/s")
 
 
-@dataclass(frozen=True, slots=True)
-class Bus:
+class Bus(msgspec.Struct, frozen=True):
     """One Thunderbolt controller: a receptacle, and the hosts at the other end of its cable.
 
     uuid: of its domain, the same at every start. others: (domain uuid, name) of the hosts that it sees.
@@ -47,8 +47,7 @@ class Bus:
         return int(match[1]) if match else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ThunderboltReading:
+class ThunderboltReading(msgspec.Struct, frozen=True):
     """The output of each tool, "" where the tool is missing or failed."""
 
     ibv_devices: str = ""

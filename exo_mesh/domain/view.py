@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
@@ -46,8 +47,7 @@ class InstanceState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceInfo:
+class InstanceInfo(msgspec.Struct, frozen=True):
     """A placed model as its owner describes it; endpoints ("host:port") and pids are per stage, in ring order.
 
     adopted: the ballot by which the current owner took it over; its runners keep the ballot of their plan. is_auto: the
@@ -68,15 +68,13 @@ class InstanceInfo:
         return max(self.plan.ballot, self.adopted)
 
 
-@dataclass(frozen=True, slots=True)
-class CardInfo:
+class CardInfo(msgspec.Struct, frozen=True):
     """A custom model card, as the text of its TOML file; readers validate it."""
 
     toml: Annotated[str, Size(MAX_CARD_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignInfo:
+class ForeignInfo(msgspec.Struct, frozen=True):
     """A record that this version cannot read, as the received bytes: of a kind that only newer versions know, or beyond
     a bound. It is kept to be passed on."""
 
@@ -123,8 +121,7 @@ class Unread(Generic[T]):
         return self._value
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One version of one record. content: None exactly if the record is deleted. deleted_s: seconds since the deletion,
     when the record was sent."""
 

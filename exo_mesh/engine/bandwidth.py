@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -28,8 +28,7 @@ class BandwidthMeter(Protocol):
         """Bytes a second that the device's memory delivers, measured now, within a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
+class Bandwidth(msgspec.Struct, frozen=True):
     """A measured bandwidth. bytes_per_s: the better one of reading and copying, each byte counted as often as it
     crosses the memory bus. source: how it was measured."""
 

@@ -7,7 +7,6 @@ provider must be cheap: the heavy library is imported only by `create`, and only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -37,8 +36,7 @@ chunk boundary. latent: the values from which keys and values are computed (MLA)
 Compute = Literal["cpu", "metal", "cuda", "rocm", "vulkan", "xpu", "npu"]
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
+class Availability(msgspec.Struct, frozen=True):
     """Whether an engine can run on this machine, the reason, and what would help. Found without importing heavy
     libraries.
 
@@ -56,8 +54,7 @@ class Availability:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True):
     """The declared abilities of a loaded stage.
 
     ragged: rows of different n may share one forward. rollback: to which positions KV can be cut back. dtypes:
@@ -86,16 +83,14 @@ MOST_PARTS = 4
 """Pieces of a sequence that it may share with others, each with another set of them. Attention goes piece by piece."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineMemory:
+class MachineMemory(msgspec.Struct, frozen=True):
     """Bytes of memory of the machine that a stage is loaded on: all, and what was available just before the load."""
 
     total_bytes: int
     available_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
+class LoadRequest(msgspec.Struct, frozen=True):
     """The part of a model that a stage must load. `options` are engine settings that the operator gave
     (`--engine-option key=value`).
 
@@ -109,7 +104,7 @@ class LoadRequest:
     shard: Shard
     model_dir: Path
     context_limit: int
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
     activation_dtype: str = ""
     rank: RankWiring | None = None
     memory: MachineMemory | None = None
@@ -194,8 +189,7 @@ class StageEngine(Protocol):
         """Free all; the object is not used afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSequence:
+class SavedSequence(msgspec.Struct, frozen=True):
     """The state that a stage holds for one sequence, as bytes: `length` positions in named tensors, which only the
     engine interprets.
 
@@ -375,8 +369,7 @@ class ChecksOptions(Protocol):
         ones. A node calls this at its start, so that no request is the first to find out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSurvey:
+class ModelSurvey(msgspec.Struct, frozen=True):
     """An engine's knowledge of a model from its config and the headers of its weights, before a weight is read.
 
     legal_cuts: layers before which a stage may begin; empty for a model that runs in one piece only, with the `reason`.

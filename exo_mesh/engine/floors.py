@@ -9,9 +9,10 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+
+import msgspec
 
 PACKAGE = "exo-mesh"
 MACOS_FLOOR = "14.0"
@@ -25,8 +26,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?[^;]*?>=\s*([0-9][0-
 _VERSION = re.compile(r"^Version: *(\S+) *$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
+class Floor(msgspec.Struct, frozen=True):
     """A library and the oldest version that works. extra: the extra that requires the library, "" for the node
     itself."""
 

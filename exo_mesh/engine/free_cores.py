@@ -12,9 +12,9 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -33,10 +33,9 @@ LOWER, RAISE = 0.4, 0.15
 further one taken if at least 1 - RAISE of its core is: other programs use a little all the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuReading:
+class CpuReading(msgspec.Struct, frozen=True):
     """Seconds since some time: on the clock, of all programs on the cores that this process may use, and of this
-    process."""
+    process and the node that started it, which handles the tokens that an engine computes."""
 
     at_s: float
     busy_s: float
@@ -54,7 +53,15 @@ def read_cpu() -> CpuReading:
         for core, one in enumerate(times)
         if core in mine
     )
-    return CpuReading(time.monotonic(), busy_s, time.process_time())
+    return CpuReading(time.monotonic(), busy_s, time.process_time() + _parent_s())
+
+
+def _parent_s() -> float:
+    """CPU seconds of the process that started this one, without its other children; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(os.getppid()).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def quota_cores(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import Row
@@ -36,8 +36,7 @@ MAX_REPEATS = 64
 PROMPTS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class SliceFigures:
+class SliceFigures(msgspec.Struct, frozen=True):
     """Seconds of a forward of layers `[start, stop)`, and the figures that belong to it.
 
     decode_s: by number of rows of one token each. prefill_s: of one row of prefill_tokens. held_bytes: what the slice

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+
+import msgspec
 
 from exo_mesh.engine.contract import Availability, Configurable, EngineProvider
 from exo_mesh.errors import EngineError, InputError
@@ -17,8 +18,7 @@ GROUP = "exo_mesh.engines"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(msgspec.Struct, frozen=True):
     """The engines found. `broken` has the engines whose plugin failed to import, with the reason."""
 
     providers: Mapping[str, EngineProvider]

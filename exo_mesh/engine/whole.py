@@ -7,20 +7,20 @@ process, and must not block it. exo_mesh/engine/contract.py has the other contra
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from exo_mesh.domain.whole.served import ServedModel, ServerReport
 from exo_mesh.domain.whole.text_request import TextEvent, TextRequest
 from exo_mesh.engine.contract import Availability, LoadProgress
 
 
-@dataclass(frozen=True, slots=True)
-class WholeLoadRequest:
+class WholeLoadRequest(msgspec.Struct, frozen=True):
     """The model that an engine must make ready. options: as for the engine's `ModelServer.look`."""
 
     model: ServedModel
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class WholeModelEngine(Protocol):

@@ -15,7 +15,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.engine.contract import Compute
@@ -38,8 +40,7 @@ _APU_METRICS = (2, 3)
 """Revisions of amdgpu's gpu_metrics table that only APUs have; cards have revision 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaGpu:
+class NvidiaGpu(msgspec.Struct, frozen=True):
     """A line of nvidia-smi. Sizes are None if the GPU shares the system's memory, which its driver does not report."""
 
     index: int
@@ -48,8 +49,7 @@ class NvidiaGpu:
     free_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AmdGpu:
+class AmdGpu(msgspec.Struct, frozen=True):
     """What amdgpu reports about a GPU. gtt: system memory that it may map. integrated: None if it is not reported."""
 
     name: str
@@ -67,16 +67,14 @@ class AmdGpu:
         return self.gtt_total > self.vram_total and self.gtt_total >= system_total
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(msgspec.Struct, frozen=True):
     """A board from its device tree: the name, and the chip, such as "rk3588"."""
 
     name: str
     chip: str
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True):
     """Everything that was read about a machine. wired_limit_bytes: of Apple's GPU, if somebody has set it."""
 
     cpu: str
@@ -87,8 +85,7 @@ class Machine:
     wired_limit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerator:
+class Accelerator(msgspec.Struct, frozen=True):
     """The device that an engine computes on: its kind (cpu, gpu, npu), its name, and its memory."""
 
     kind: str

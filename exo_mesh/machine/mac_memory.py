@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
 from exo_mesh.machine.tool_output import ask

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 
 HEADROOM_SHARE = 0.1
@@ -24,8 +24,7 @@ _CGROUP_FILES = {  # by version: (limit, usage, entry of memory.stat for cache t
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReading:
+class MemoryReading(msgspec.Struct, frozen=True):
     """The memory of a device (the machine, the container, or a GPU): all bytes, and the bytes that a new process could
     get.
 

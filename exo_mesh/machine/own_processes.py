@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import psutil
+from msgspec.structs import replace
 
 HOME_VARIABLE = "EXO_MESH_HOME"
 _DATA_VARIABLE = "XDG_DATA_HOME"
@@ -21,8 +22,7 @@ _CHILD_MODULES = ("exo_mesh.rings.runner", "exo_mesh.text.", "exo_mesh.models.fe
 _NODE_VERBS = ("serve", "demo")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnProcess:
+class OwnProcess(msgspec.Struct, frozen=True):
     """One process. kind: "node", "runner" or "helper". home: of its node, "" if unknown.
 
     leftover: it is a child of a node that has gone.

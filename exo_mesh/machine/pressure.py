@@ -6,8 +6,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
@@ -32,8 +33,7 @@ class PressureLevel(IntEnum):
     CRITICAL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Floors:
+class Floors(msgspec.Struct, frozen=True):
     """Bytes that must stay free: below critical_bytes the system itself runs short, below warn_bytes it soon will.
 
     The share in use is no measure: a laptop with 70 % of 24 GB in use has 7 GB for a model. A plan leaves `headroom`
@@ -62,8 +62,7 @@ class Floors:
         return PressureLevel.WARN if available_bytes - loading_bytes <= self.warn_bytes else PressureLevel.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """What the stages of this machine still need. loading_bytes: weights to be loaded. pending_bytes: these, and KV up
     to what their plans have reserved. num_runners: live runners."""
 
@@ -72,8 +71,7 @@ class Needs:
     num_runners: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """One reading. time: Unix seconds. used_share: of the total, in use by any process. wired_bytes: see
     MemoryReading."""
 

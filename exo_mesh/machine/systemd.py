@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.wakeups import next_wakeup
 
@@ -18,8 +19,7 @@ STATUS_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Notifier:
+class Notifier(msgspec.Struct, frozen=True):
     """The connection to systemd. address: of its socket, empty without systemd. watchdog_s: systemd restarts the node
     after this much silence."""
 

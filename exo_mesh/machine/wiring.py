@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from exo_mesh.machine.accelerator_readings import DeviceMemory, read_machine
 from exo_mesh.machine.disk import Disk
@@ -14,8 +15,7 @@ from exo_mesh.machine.recent_memory import RecentMemory
 from exo_mesh.settings.config import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class MachineParts:
+class MachineParts(msgspec.Struct, frozen=True):
     """The parts. disk: the volume of the node's home. system_memory: of the whole machine. memory: of the device that
     engines compute on, once that is known. nvidia: the driver of NVIDIA's GPUs. meter: power, temperature and load."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.agreement import RangeReport, Report, TensorShape
 from exo_mesh.domain.model import ModelCard

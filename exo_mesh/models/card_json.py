@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import msgspec
 
@@ -18,7 +17,7 @@ MAX_BYTES = 2**50
 
 
 def card_to_json(card: ModelCard) -> bytes:
-    return json.dumps(asdict(card), separators=(",", ":")).encode()
+    return json.dumps(msgspec.to_builtins(card), separators=(",", ":")).encode()
 
 
 def card_from_json(text: bytes) -> ModelCard:

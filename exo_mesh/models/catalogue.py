@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.tasks import SharedCalls
 from exo_mesh.domain.model import ModelCard
@@ -37,14 +39,13 @@ CLOSE_S = 3.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """One scan of the models on this machine, filled in by a thread. partial: models without all of their weights.
     unusable: (reason, place) by name."""
 
-    cards: dict[str, ModelCard] = field(default_factory=dict)
-    partial: set[str] = field(default_factory=set)
-    unusable: dict[str, tuple[str, str]] = field(default_factory=dict)
+    cards: dict[str, ModelCard] = msgspec.field(default_factory=dict)
+    partial: set[str] = msgspec.field(default_factory=set)
+    unusable: dict[str, tuple[str, str]] = msgspec.field(default_factory=dict)
 
 
 class Catalogue:

@@ -10,7 +10,6 @@ import logging
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -73,8 +72,7 @@ class _Measurement(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedNeeds:
+class SpeedNeeds(msgspec.Struct, frozen=True):
     """What EngineSpeeds needs from the node. engines_for: the engines for a model and architecture, in the order of
     preference. is_busy: whether requests run or ran a moment ago. room_bytes: memory that a new stage could get.
     placed: name and digest of each placed model of the mesh. device: this machine; it may be unknown until the start.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.domain.embedding import DECODER_TASKS
 from exo_mesh.domain.whole.served import ServedModel
 from exo_mesh.models.cards.profile import CapabilityProfile
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelEntry(msgspec.Struct, frozen=True):
     """A model that some live peer has on disk, or parts of it. context_length: of the checkpoint.
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovering from a loss.

@@ -13,7 +13,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -74,8 +73,7 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, eq=False):
     """A running request. starts: number of children that it was sent to."""
 
     request: Resolve | Fetch | Verify | Search
@@ -85,10 +83,9 @@ class _Asked:
     on_wrong: Callable[[str], None] | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _Child:
+class _Child(msgspec.Struct, eq=False):
     process: asyncio.subprocess.Process
-    last_words: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
+    last_words: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
 
     def send(self, request: Request) -> None:
         """Sends a request. If the child has ended, `_listen` notices."""

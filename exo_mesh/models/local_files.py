@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -60,8 +59,7 @@ class _Use(msgspec.Struct, frozen=True):
     pulls: tuple[Layers, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """The checkpoint files of a model that a machine has.
 
     repo, revision: their origin on the hub, "" if only the mesh has them.
@@ -70,7 +68,7 @@ class Holding:
     digest: str
     repo: str = ""
     revision: str = ""
-    files: Mapping[str, FetchedFile] = field(default_factory=dict)
+    files: Mapping[str, FetchedFile] = msgspec.field(default_factory=dict)
 
     @property
     def present(self) -> Pieces:
@@ -87,8 +85,7 @@ class Holding:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedModel:
+class FetchedModel(msgspec.Struct, frozen=True):
     """A fetched model. num_bytes: its size on disk. used_at: Unix seconds. store: id of the peer from whose model store
     it is staged; "" if it is not a staged copy."""
 

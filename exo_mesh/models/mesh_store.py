@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.peer_names import matching, peer_named
@@ -15,8 +15,7 @@ from exo_mesh.settings.config import ConfigError, Settings
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRules:
+class StoreRules(msgspec.Struct, frozen=True):
     """The rules for the store. is_here: this node hosts the store. host: the peer that hosts it, by what
     peer_names.matching takes; "" accepts any peer with a store. may_ask_hub: models that the store does not have may be
     fetched from the hub. keep_bytes: limit for idle staged copies, None: no limit."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 
@@ -40,19 +39,17 @@ FAILURE_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(msgspec.Struct, frozen=True):
     """A verdict on two builds, and the dtype of the activations that each passes on in a ring of its own."""
 
     verdict: AgreementVerdict
     native: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class MixingOutcome:
+class MixingOutcome(msgspec.Struct, frozen=True):
     """The result for a ring. unmixable: why pairs of builds must not share it; if empty, they use activation_dtype."""
 
-    unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
+    unmixable: Mapping[frozenset[str], str] = msgspec.field(default_factory=dict)
     activation_dtype: str = ""
 
 
@@ -128,7 +125,7 @@ class MixedRingTest:
                     forget_oldest(self._failed, MAX_KEPT)
                     _log.warning("%s: %s", card.name, failure)
                     return failure
-                text = json.dumps(asdict(tried))
+                text = json.dumps(msgspec.to_builtins(tried))
                 await asyncio.to_thread(write_kept, self._disk, kept, text, "verdicts on engines", MAX_KEPT)
             self._known[key] = tried
             forget_oldest(self._known, MAX_KEPT)

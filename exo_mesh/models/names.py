@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.errors import UnknownModelError
@@ -19,8 +20,7 @@ _QUANT = re.compile(r"(?:UD-)?(?:I?Q[1-8]|TQ[12]|BF16|FP?16|FP?32|MXFP4)(?:_[A-Z
 """Names of quantisations in GGUF files: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, F16."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReference:
+class ModelReference(msgspec.Struct, frozen=True):
     """The model that a name refers to.
 
     name: the model's name in the mesh: `org/name`, `org/name@revision`, or the name of a directory. repo: its hub id,
@@ -39,8 +39,7 @@ class ModelReference:
         return f"{self.name}-{self.quant}" if self.quant else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNames:
+class KnownNames(msgspec.Struct, frozen=True):
     """The names that a node knows. cards: the id of the card by its id and each alias, in lower case.
 
     An exact name refers to a model on this machine, else on a peer, else of a card. So a name that no machine uses for
@@ -49,7 +48,7 @@ class KnownNames:
 
     local: Collection[str] = ()
     peers: Collection[str] = ()
-    cards: Mapping[str, str] = field(default_factory=dict)
+    cards: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def every(self) -> list[str]:

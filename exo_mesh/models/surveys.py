@@ -10,10 +10,12 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
@@ -122,7 +124,7 @@ class Surveys:
             if survey is None:
                 survey = await self._ask_child(card, engine, model_dir)
                 if survey.legal_cuts:  # "in one piece only" may also mean that a file is not complete yet
-                    text = json.dumps(asdict(survey))
+                    text = json.dumps(msgspec.to_builtins(survey))
                     await asyncio.to_thread(write_kept, self._disk, kept, text, "what engines say of models", MAX_KEPT)
         return survey
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.whole.served import ServedModel
@@ -45,8 +46,7 @@ RESUME_AFTER_S = 5.0
 """Unfinished pulls resume this long after the start, or as soon as a peer is known: it may have the files."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
+class ModelParts(msgspec.Struct, frozen=True):
     """The parts of a node that deal with models: names, downloads, text files, and what engines know about models."""
 
     catalogue: Catalogue

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics

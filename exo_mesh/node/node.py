@@ -7,8 +7,9 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.base.clock import Clock, monotonic

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState

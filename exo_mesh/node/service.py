@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.wiring import ModelParts
@@ -19,8 +20,7 @@ from exo_mesh.rings.placing.wiring import InstanceParts
 from exo_mesh.rings.serving.wiring import ServingParts
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(msgspec.Struct, frozen=True):
     """All failures of a call are MeshErrors; every await has a deadline."""
 
     models: ModelService

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import Clock
@@ -53,13 +54,12 @@ from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.probes.port import probe_port
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """Deadlines and intervals of the parts of a node; the defaults suit a LAN."""
 
-    timing: Timing = field(default_factory=Timing)
-    host: HostLimits = field(default_factory=HostLimits)
-    patience: Patience = field(default_factory=Patience)
+    timing: Timing = msgspec.field(default_factory=Timing)
+    host: HostLimits = msgspec.field(default_factory=HostLimits)
+    patience: Patience = msgspec.field(default_factory=Patience)
 
 
 class NodeParts:

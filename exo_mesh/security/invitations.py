@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.errors import InputError, NoInvitationError, OverloadError, WrongCodeError
@@ -35,8 +36,7 @@ class InvitationState(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-@dataclass(frozen=True, slots=True)
-class _HalfWay:
+class _HalfWay(msgspec.Struct, frozen=True):
     side: Side
     key: bytes
     transcript: Transcript

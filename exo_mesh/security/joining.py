@@ -23,6 +23,8 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from exo_mesh.base.printable import printable
 from exo_mesh.errors import InputError, TransportError
 from exo_mesh.security.secret import parse_secret
@@ -55,8 +57,7 @@ class Gift:
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
+class Transcript(msgspec.Struct, frozen=True):
     """Everything that both sides know of an exchange except the password."""
 
     joiner_hello: bytes

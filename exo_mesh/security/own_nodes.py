@@ -16,9 +16,10 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import msgspec
 
 from exo_mesh.security.local_token import read_token
 
@@ -32,8 +33,7 @@ _FOLDER = "listening"
 """Folder in the home with one file per API port, named after the port and locked by the node that listens there."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnNode:
+class OwnNode(msgspec.Struct, frozen=True):
     """A live node of this user. host, port: the address that its API is bound to. name: the host as its settings write
     it. certificate: that it serves HTTPS with; None for HTTP."""
 

@@ -13,7 +13,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.security.api_keys import KeyFile
 
@@ -29,8 +30,7 @@ _TEXT = re.compile(PREFIX + r"([0-9a-f]{8})-([0-9a-f]{1,10})-([A-Za-z0-9_-]{43})
 _SHOWN = re.compile(r"s-([0-9a-f]{8})")
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """A valid session. id: as callers and lists show it, with s- before eight digits; no key has such an id.
     ends_at: in seconds of the Unix epoch."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Alias:
+
+class Alias(msgspec.Struct, frozen=True):
     """A variable that stands for a setting. read: converts its text to the setting's; None if it is not meant for
     us."""
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
+
 from exo_mesh.base.printable import printable, typed
 from exo_mesh.domain.addresses import LINK_WORDS
 from exo_mesh.domain.device import FULL, ROLES
@@ -321,8 +323,7 @@ class Settings:
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedSettings(msgspec.Struct, frozen=True):
     """Settings with the origin of each value, by the name of the setting (key of SETTINGS)."""
 
     settings: Settings

@@ -5,13 +5,15 @@ Flags > EXO_MESH_* environment > aliases of older programs > config.toml > defau
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.small_files import exists, read_small
@@ -112,9 +114,9 @@ def _is_in_home(secret_file: Path) -> bool:
 
 def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], config_file: Path) -> LoadedSettings:
     fields = {SETTINGS[name].field: value for name, (value, _) in given.items()}
-    settings = replace(default_settings(), **fields)
+    settings = dataclasses.replace(default_settings(), **fields)
     secret, secret_file = _secret(given, environ, settings.home)
-    settings = replace(settings, secret=secret, secret_file=secret_file)
+    settings = dataclasses.replace(settings, secret=secret, secret_file=secret_file)
     if settings.ollama_port and settings.ollama_port in (settings.api_port, settings.grpc_port):
         other = "--api-port" if settings.ollama_port == settings.api_port else "--grpc-port"
         message = f"{other} and --ollama-port are both {settings.ollama_port}; every API port serves clients of Ollama"

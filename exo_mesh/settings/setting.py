@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.settings import values
 
@@ -29,8 +30,7 @@ _TOML_WORDS: dict[type, str] = {
 """Names of the types of config.toml, for messages."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Declares one setting.
 
     group: its subject. name: outside; field: in Settings. parse: turns the text of one item into its value; its

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.base.printable import typed
 
@@ -97,8 +98,7 @@ def _between(low: float, high: float, needed: str) -> Callable[[str], float]:
     return parse
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(msgspec.Struct, frozen=True):
     """A parser for one of several words, ignoring case; returns the word in lower case."""
 
     choices: tuple[str, ...]
@@ -110,8 +110,7 @@ class OneOf:
         return word
 
 
-@dataclass(frozen=True, slots=True)
-class SomeOf:
+class SomeOf(msgspec.Struct, frozen=True):
     """A parser for an item of a list of allowed words; "none" stands for an empty list."""
 
     choices: tuple[str, ...]

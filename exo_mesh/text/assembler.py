@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.request import FinishReason, TokenEvent
 from exo_mesh.domain.whole.text_pieces import Respelling
@@ -12,8 +13,7 @@ from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.stop import StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
+class TokenSpan(msgspec.Struct, frozen=True):
     """A token and its text's range [start, stop) in the output, in characters; empty if it ends inside a character."""
 
     event: TokenEvent
@@ -21,8 +21,7 @@ class TokenSpan:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Text that may be sent, and the tokens whose text is complete with it. finish is set on the last piece only.
 
     stop_string: the stop string that ended the output; "" if none did.

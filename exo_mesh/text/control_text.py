@@ -13,9 +13,10 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from exo_mesh.base.printable import quoted, random_digits
 from exo_mesh.errors import InputError
@@ -52,8 +53,7 @@ def _is_marker(content: str) -> bool:
     return is_framed and "\n" not in content and _WORD.search(content, 1, len(content) - 1) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A rendered prompt. mark: the digits in control tokens that texts of the request spell; "" if there are none."""
 
     marked: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import msgspec
 
 from exo_mesh.domain.embedding import LOGIT_SCORE, Pooling, is_classifier, is_encoder
 from exo_mesh.errors import InputError, ModelError
@@ -40,8 +41,7 @@ _STEPS = ("Transformer", "Pooling", "Normalize")
 """The steps that are supported, by the last part of their class names."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingSettings:
+class EmbeddingSettings(msgspec.Struct, frozen=True):
     """How a model makes vectors. whole: its layers see a text at once, so the text is computed in one piece.
 
     max_tokens: of a text; None: the model's context limit. prompts: texts that are put before an input, by name.
@@ -53,7 +53,7 @@ class EmbeddingSettings:
     pooling: Pooling = "mean"
     whole: bool = False
     max_tokens: int | None = None
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = msgspec.field(default_factory=dict)
     default_prompt: str = ""
     num_scores: int = 0
     choice: tuple[int, ...] = ()

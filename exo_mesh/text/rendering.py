@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from jinja2 import Template, TemplateError
 
 from exo_mesh.base.printable import random_digits
@@ -24,8 +24,7 @@ MAX_VARIABLES = 1000
 """Most names that a template may read from outside; templates on the hub read fewer than 40."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledTemplate:
+class CompiledTemplate(msgspec.Struct, frozen=True):
     """One template, ready to render."""
 
     template: Template

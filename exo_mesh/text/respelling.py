@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.whole.text_pieces import Respelling
 from exo_mesh.text.detokenizer import Detokenizer

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, cast
 
+import msgspec
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -43,8 +43,7 @@ class TemplateLimitError(TemplateError):
     """A template ran too long or made a value that is too large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Budget:
+class _Budget(msgspec.Struct, frozen=True):
     deadline: float
     clock: Callable[[], float]
 

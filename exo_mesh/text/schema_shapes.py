@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.text.json_schema import ANYTHING, COMBINED, KINDS, PART_STEPS, SchemaError, Steps, as_list, kinds_of
 
@@ -14,8 +16,7 @@ MAX_SHAPES = 64
 """Most alternatives that the analysis of a schema keeps apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """Values of one kind that a schema allows. literals: if given, only these. clauses: schemas without combinations
     such as anyOf, all of which apply."""
 
@@ -28,8 +29,7 @@ class Shape:
         return [clause[word] for clause in self.clauses if word in clause]
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """A set of members that an object may have. properties: (name, schema, whether it is required)."""
 
     properties: tuple[tuple[str, Any, bool], ...]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import (
@@ -44,8 +46,7 @@ TOOL_USE = "tool_use"
 """The name of the template for conversations with tools, if a model has one of its own for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateTraits:
+class TemplateTraits(msgspec.Struct, frozen=True):
     """What a template did with small conversations that it was tried with (see probes). The default values, as if it
     did everything, hold for a template that could not be tried.
 
@@ -82,8 +83,7 @@ class TemplateTraits:
     written: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(msgspec.Struct, frozen=True):
     """The text of one template and where it was found."""
 
     source: str

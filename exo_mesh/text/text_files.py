@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,7 @@ MAX_PLACEHOLDERS = 10_000
 """Most unknown ids between the ids of tokenizer.json and added tokens; each becomes a token that takes memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
+class SamplingDefaults(msgspec.Struct, frozen=True):
     """Sampling values of generation_config.json; None if it has none. `do_sample: false` means temperature 0."""
 
     temperature: float | None = None
@@ -57,19 +55,17 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
+class AddedToken(msgspec.Struct, frozen=True):
     """A token beside the tokens of tokenizer.json. token_id: None if no file gives one. The others: as in the
     tokenizers library."""
 
     content: str
     token_id: int | None = None
     special: bool = True
-    flags: Mapping[str, bool] = field(default_factory=dict)
+    flags: Mapping[str, bool] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TextFiles:
+class TextFiles(msgspec.Struct, frozen=True):
     """The text settings of one model. special_tokens: by the names that templates use. ids: from configs, for tokens
     without a text here. added: in the order of their ids. add_prefix_space: None: as tokenizer.json says. num_ids: rows
     of the embedding; no further token can be added."""

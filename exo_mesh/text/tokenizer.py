@@ -7,9 +7,11 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import quoted, random_digits
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
@@ -41,8 +43,7 @@ SLICE_LENGTH = 1 << 16
 """Characters whose tokens are counted at a time; encoding this many takes 25 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextModel:
+class TextModel(msgspec.Struct, frozen=True):
     """The text side of one model: encodes prompts and decodes output. Immutable; safe to use from several threads."""
 
     name: str

@@ -12,7 +12,6 @@ import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -123,8 +122,7 @@ class TokenizerFile(msgspec.Struct):
         return max([size, *(token.id + 1 for token in self.added_tokens or ())])
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerBounds:
+class TokenizerBounds(msgspec.Struct, frozen=True):
     """growth: the most characters that a character of a text becomes. ascii_growth: the same for a text in ASCII.
     is_listed: every part takes time in proportion to a text, so a node may use it for short texts."""
 
@@ -178,6 +176,7 @@ def bounds_of(file: TokenizerFile, further: Iterable[TokenPart] = ()) -> Tokeniz
         and (file.model.max_input_chars_per_word or 0) <= MAX_LISTED_WORD
         and max((len(token.content) for token in added), default=0) <= MAX_LISTED_ADDED_LENGTH
         and not any(_strips_again(token, _steps(normalizer)) for token in added)
+        and not (any(token.normalized for token in added) and any(map(_may_delete, _steps(normalizer))))
         and not (file.model.type in ("Unigram", None) and _has_long_text(file.model.vocab, SHORT_TOKEN_BYTES))
     )
     return TokenizerBounds(growths[0], growths[1], is_listed)
@@ -411,6 +410,15 @@ def _strips_again(token: TokenPart, normalizer: Sequence[_Node]) -> bool:
 
 _SPACE_MAKERS = ("BertNormalizer", "Nmt", "Precompiled", "Replace", "StripAccents")
 """Normalizers that make white space of other characters, or leave characters out."""
+
+
+def _may_delete(step: _Node) -> bool:
+    """Whether a normalizer may leave nothing of a text. Where it leaves nothing of an added token, the library finds
+    that token between all characters, and together with another added token it searches the same place for ever."""
+    return step.get("type") in _DELETERS or (step.get("type") == "Replace" and not step.get("content"))
+
+
+_DELETERS = ("BertNormalizer", "Nmt", "Precompiled", "Strip", "StripAccents")
 
 
 def _check_model(model: ModelPart) -> None:

@@ -6,9 +6,10 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from exo_mesh.base.long_texts import slices
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, ModelError

@@ -7,9 +7,10 @@ engine's affair.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.images import MAX_PIXELS, Picture, PictureSpec, digest_of
 from exo_mesh.errors import InputError, ModelError
@@ -33,8 +34,7 @@ class _UnusableError(Exception):
     """A setting with which this version takes no images; the message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class VisionSpec:
+class VisionSpec(msgspec.Struct, frozen=True):
     """How the prompts of one model take images.
 
     marker: the text that the chat template writes for an image; spread: the text that takes its place, with one

@@ -10,7 +10,6 @@ import json
 import struct
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> int:
     model_dir, name = argv
     limit_work(LIMIT_S, MEMORY_BYTES)
     try:
-        answer: dict[str, object] = {"card": asdict(read_card(Path(model_dir), name))}
+        answer: dict[str, object] = {"card": msgspec.to_builtins(read_card(Path(model_dir), name))}
     except ModelError as exc:
         answer = {"unusable": str(exc)}
     sys.stdout.write(json.dumps(answer))

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import named, open_model_file, shown
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
@@ -114,8 +116,7 @@ class GgufArray:
 Value = Scalar | GgufArray
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(msgspec.Struct, frozen=True):
     """A checked header. table: the tensors by their names in the file. num_bytes: of the header with its padding: the
     place of the first tensor. The readers of values raise ModelError for a value of another type."""
 

@@ -6,8 +6,8 @@ Only types whose values are `scale * code + bias` per group of 32, with codes of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.weights.gguf_blocks import factors_k, float16, nibbles
@@ -18,8 +18,7 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Codes uint8 `[blocks, elements of a block]`; scales and biases float32 `[blocks, groups of a block]`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodedType:
+class CodedType(msgspec.Struct, frozen=True):
     """bits: of a code. take_apart: of uint8 `[blocks, bytes of a block]`."""
 
     bits: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 _ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -49,8 +50,7 @@ _IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)")
 _BESIDE = re.compile(r"([a-z_]+)\.(weight|bias)")
 
 
-@dataclass(frozen=True, slots=True)
-class GgufFamily:
+class GgufFamily(msgspec.Struct, frozen=True):
     """One value of general.architecture.
 
     model_type: of config.json. names: of a layer's modules. interleaved: the rows of queries and keys are in the order
@@ -59,7 +59,7 @@ class GgufFamily:
     """
 
     model_type: str
-    names: Mapping[str, str] = field(default_factory=lambda: _PLAIN)
+    names: Mapping[str, str] = msgspec.field(default_factory=lambda: _PLAIN)
     interleaved: bool = False
     plus_one: bool = False
     experts: GgufFamily | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import ModelError
@@ -21,8 +20,7 @@ def needs_conversion(info: TensorInfo) -> bool:
     return changed or (info.dtype in BLOCK_SIZES and BLOCK_SIZES[info.dtype][0] > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GgufLines:
+class GgufLines(msgspec.Struct, frozen=True):
     """A tensor, read line by line. A line is along the last axis; a vector has one."""
 
     name: str

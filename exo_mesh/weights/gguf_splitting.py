@@ -7,14 +7,14 @@ here. An unknown name is refused: other rules would give other tokens for some t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.weights.splitting_patterns import DEEPSEEK3, GPT4O, LLAMA3, QWEN2, QWEN35, TEKKEN
 
 
-@dataclass(frozen=True, slots=True)
-class Splitting:
+class Splitting(msgspec.Struct, frozen=True):
     """The rules of one name. patterns: regular expressions, applied one after the other; empty for GPT-2's own.
     single_digits: every digit is a word. whole_words: a word that is a token is not merged. nfc: the text is
     normalised first. begins: whether a text begins with the first token if the file does not say."""

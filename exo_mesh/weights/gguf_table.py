@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.gguf import SUFFIX, GgufHeader, read_gguf
@@ -20,8 +21,7 @@ _BESIDE_MODELS = re.compile(r"(\A|[-_.])mmproj|(\A|[-_.])imatrix|\Amtp-", re.IGN
 """Files beside a model: the projector of its pictures, statistics, drafting heads."""
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor(TensorInfo):
+class GgufTensor(TensorInfo, frozen=True):
     """A tensor of a GGUF file whose values differ from the checkpoint that it was made from.
 
     heads: the number of heads in whose rows the halves are interleaved; 0 if no rows were reordered. added: what was

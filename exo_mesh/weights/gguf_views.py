@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,8 +42,7 @@ _QUANTISATION = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GgufSource:
+class GgufSource(msgspec.Struct, frozen=True):
     """A GGUF model: its directory, and the name of its only file or first shard."""
 
     directory: Path

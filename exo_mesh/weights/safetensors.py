@@ -12,7 +12,6 @@ import operator
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
 
@@ -76,8 +75,7 @@ _HEADER = msgspec.json.Decoder(_Entries)
 _INDEX = msgspec.json.Decoder(_Index)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """The place of a tensor: bytes `[start, stop)` of `file`, counted from the start of the file."""
 
     file: Path

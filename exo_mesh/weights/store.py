@@ -9,9 +9,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.domain.model import ModelCard
@@ -49,24 +50,22 @@ _OF_MODELS = (".json", ".jinja", ".safetensors", ".gguf")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The models found on the disk at one time. One real directory is one model: `models` has it by its first name,
     `others` has the first name by each other name. sources: the GGUF files of the directories that are made from them
     on first use. misnamed: why a directory without a usable name cannot be used, by
     printable name."""
 
-    models: dict[str, Path] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
-    sources: dict[Path, GgufSource] = field(default_factory=dict)
-    misnamed: dict[str, str] = field(default_factory=dict)
+    models: dict[str, Path] = msgspec.field(default_factory=dict)
+    others: dict[str, str] = msgspec.field(default_factory=dict)
+    sources: dict[Path, GgufSource] = msgspec.field(default_factory=dict)
+    misnamed: dict[str, str] = msgspec.field(default_factory=dict)
 
     def first_name(self, name: str) -> str:
         return self.others.get(name, name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True):
     """The card of a model, or the reason why it has none, until its files change; retry_at: or until then."""
 
     name: str

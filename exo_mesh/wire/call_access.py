@@ -12,9 +12,10 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence, Set
-from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import unquote
+
+import msgspec
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.errors import MeshError, PeerVersionError
@@ -45,8 +46,7 @@ class Access(Enum):
     SECRET = "nobody: only a mesh with a secret has this call"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """The access to one call. instead: what a person types on the machine of the node that refused the call"""
 
     access: Access
@@ -83,8 +83,7 @@ class OwnCalls:
         return made is not None and self._now() - made <= PROOF_S
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAt:
+class PeerAt(msgspec.Struct, frozen=True):
     """A live peer. hosts: the addresses, without ports, at which this node reaches it. confirm: asks the peer, over the
     connection that this node has opened, whether it makes the call with a proof."""
 

@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import printable
@@ -63,8 +64,7 @@ class DriverStreamError(StageLostError):
     """The stream from the driver broke or could not be opened. The ring itself may be healthy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Silences:
+class Silences(msgspec.Struct, frozen=True):
     """Timeouts for a silent driver, in seconds. first_s: before the first token event; queue positions and prefill
     progress reset it. next_s: after the first token event. queue_s: how long the request may wait in the queue."""
 

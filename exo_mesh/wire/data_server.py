@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import grpc
+import msgspec
 
 from exo_mesh.errors import TransportError
 from exo_mesh.security.credentials import CredentialSource
@@ -16,8 +16,7 @@ from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.ring_receiver import RingReceiver
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     """An address to bind: `host`, and any free port (0, 0) or the first free port of a range."""
 
     host: str

@@ -7,9 +7,9 @@ in it is made printable here, by the descriptor of its type, so that no new fiel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -43,13 +43,12 @@ class MalformedError(TransportError):
     """Bytes that are not a message of the expected type, or that contradict themselves."""
 
 
-@dataclass(slots=True)
-class _Shape:
+class _Shape(msgspec.Struct):
     """The fields of a message type by number: which are messages themselves, and which contain texts."""
 
-    inner: dict[int, _Shape] = field(default_factory=dict)
-    texts: set[int] = field(default_factory=set)
-    text_maps: set[int] = field(default_factory=set)
+    inner: dict[int, _Shape] = msgspec.field(default_factory=dict)
+    texts: set[int] = msgspec.field(default_factory=set)
+    text_maps: set[int] = msgspec.field(default_factory=set)
 
 
 _shapes: dict[str, _Shape] = {}

@@ -1,4 +1,4 @@
-"""Turns messages into dataclasses and back by the names of their fields, from the message's descriptor.
+"""Turns messages into records and back by the names of their fields, from the message's descriptor.
 
 A `Codec` joins a class (a dataclass, a NamedTuple or a msgspec struct) and a message. At its first use it is compiled
 to functions like those that would be written by hand, which cost the same. Bounds and differences of form are marks in

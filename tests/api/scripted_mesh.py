@@ -7,12 +7,13 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 from openai import AsyncOpenAI
 
 from exo_mesh.api.app import app_runner, build_app

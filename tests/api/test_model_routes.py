@@ -6,12 +6,12 @@ import asyncio
 import datetime
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
+from msgspec.structs import replace
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions

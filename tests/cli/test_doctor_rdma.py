@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.cli.doctor.checks import Severity
 from exo_mesh.cli.doctor.rdma import check_rdma

@@ -7,11 +7,12 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions

@@ -34,7 +34,6 @@ HEAVY = {
     "jinja2",
     "zeroconf",
     "uvloop",
-    "msgspec",
     "psutil",
     "shtab",
 }

@@ -8,11 +8,12 @@ import json
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.ollama.describing import capabilities_of
 from exo_mesh.cli.verbs.models.facts import input_modalities

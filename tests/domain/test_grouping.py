@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import stage_bytes
 from exo_mesh.domain.group_placement import as_pipeline, groups_of, pinned_groups, place_grouped

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.fitting import fit_layers
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS, stage_bytes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.fitting import fastest_layers, latency, throughput
 from exo_mesh.domain.footprint import POOL_TOKENS, stage_bytes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.routing.choice import Job, Option, better_than, choose, expected_times
 from exo_mesh.domain.routing.digest import prompt_hashes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.fast_synch import resolve, runner_environment

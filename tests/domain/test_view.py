@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo, DownloadState

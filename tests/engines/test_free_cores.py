@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from exo_mesh_numpy.threads import set_threads, threads_by_load
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine import free_cores
@@ -72,6 +75,25 @@ def test_the_time_of_the_process_itself_does_not_count() -> None:
     assert cores.follow() == 1, "no time has passed"
     machine.later(0.0)
     assert cores.follow() == 2
+
+
+def test_the_time_of_the_node_that_started_the_process_does_not_count() -> None:
+    code = """
+from exo_mesh.engine.free_cores import read_cpu
+before = read_cpu()
+print(flush=True)
+input()
+print(read_cpu().own_s - before.own_s)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        began = time.process_time()
+        while time.process_time() - began < 0.1:
+            pass
+        own_s = float(child.communicate("\n", timeout=60)[0])
+    assert own_s >= 0.08, "the system counts in steps of 0.01 s"
 
 
 def test_a_reading_from_before_a_rest_says_nothing_of_now() -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from exo_mesh_numpy import attention, provider
@@ -72,7 +73,7 @@ def test_what_does_not_fit_is_not_restored(model_dir: Path) -> None:
         other.restore(1, 29, saved)
     assert not other.sequences()
     with pytest.raises(EngineError, match="got nothing"):
-        stage.restore(1, 40, dataclasses.replace(saved, tensors={"keys": saved.tensors["keys"]}))
+        stage.restore(1, 40, msgspec.structs.replace(saved, tensors={"keys": saved.tensors["keys"]}))
     assert stage.save(1).length == 30, "a refused restore changed the sequence"
     with pytest.raises(EngineError, match="sequence 9 is not known"):
         stage.save(9)

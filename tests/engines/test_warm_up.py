@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan

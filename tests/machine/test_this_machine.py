@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo
 from exo_mesh.engine.contract import Availability

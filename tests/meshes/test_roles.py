@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import NO_BALLOT
@@ -184,7 +185,7 @@ async def test_a_flood_of_flex_requests_does_not_delay_another_request_for_long(
         async def ask(name: str, priority: int) -> list[int]:
             got: list[int] = []
             async with aclosing(
-                node.requests.generate(MODEL, replace(a_request(name, 100), priority=priority))
+                node.requests.generate(MODEL, dataclasses.replace(a_request(name, 100), priority=priority))
             ) as items:
                 async for item in items:
                     if isinstance(item, TokenEvent) and item.token_id is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError

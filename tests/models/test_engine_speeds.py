@@ -8,9 +8,11 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import Device
 from exo_mesh.domain.engine_speed import EngineSpeed, ForwardCost
@@ -63,7 +65,7 @@ class Rig:
         self.num_news = 0
 
     def says(self, engine: str, factor: float) -> None:
-        costs = {name: asdict(replace(COST, layer_s=factor * COST.layer_s)) for name in ("one", "eight", "chunk")}
+        costs = {name: to_builtins(replace(COST, layer_s=factor * COST.layer_s)) for name in ("one", "eight", "chunk")}
         (self.home / engine).write_text(json.dumps({"speed": {**costs, "chunk_tokens": 128}}))
 
     @property

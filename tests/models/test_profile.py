@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.models.cards.card_store import shipped_cards

@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import POOL_SEQUENCES, POOL_TOKENS, footprint
 from exo_mesh.engine.contract import Availability, ModelSurvey
@@ -80,14 +81,14 @@ def finder(
 
 async def test_an_engine_is_asked_once_and_the_answer_outlives_the_node(tmp_path: Path) -> None:
     node = make_node(tmp_path / "home", "n", Machine())
-    command = saying(tmp_path, {"survey": asdict(WIDE)})
+    command = saying(tmp_path, {"survey": to_builtins(WIDE)})
     surveys, catalogue = finder(tmp_path, node, command)
     card = await catalogue.card("alpha")
     assert [await surveys.of(card, "knowing") for _ in range(2)] == [WIDE, WIDE]
     again, _ = finder(tmp_path, node, command)
     assert await again.of(card, "knowing") == WIDE
     assert (tmp_path / "count").read_text() == "x"
-    other, _ = finder(tmp_path, node, saying(tmp_path, {"survey": asdict(ModelSurvey((), "loops"))}))
+    other, _ = finder(tmp_path, node, saying(tmp_path, {"survey": to_builtins(ModelSurvey((), "loops"))}))
     assert (await other.of(replace(card, digest="other" * 10), "knowing")).legal_cuts == ()
     await node.stop()
 
@@ -95,7 +96,7 @@ async def test_an_engine_is_asked_once_and_the_answer_outlives_the_node(tmp_path
 async def test_an_engine_is_asked_with_the_options_its_stages_get(tmp_path: Path) -> None:
     """The child answers with as many bytes per layer as dtype= says."""
     node = make_node(tmp_path / "home", "n", Machine())
-    answer = asdict(replace(WIDE, layer_bytes=(0,) * 8))
+    answer = to_builtins(replace(WIDE, layer_bytes=(0,) * 8))
     command = script(
         tmp_path,
         f"import json, sys\nanswer = {answer!r}\nsize = int(json.loads(sys.argv[-1]).get('dtype', 7))\n"

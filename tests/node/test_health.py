@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, Telemetry
 from exo_mesh.domain.health import HealthLevel, Reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from msgspec.structs import asdict
 
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 from exo_mesh.engine.contract import LibraryMemory

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.cli.wiring import api_addresses
 from exo_mesh.domain.device import PeerInfo
@@ -150,7 +151,7 @@ def test_what_is_altered_on_the_way_makes_the_proof_wrong(invitation: Invitation
 
 def test_who_answers_without_the_code_cannot_hand_over_a_secret(invitation: Invitation) -> None:
     """A stranger that takes the place of the inviting node."""
-    stranger = Invitation(replace(GIFT, secret=new_secret()))
+    stranger = Invitation(dataclasses.replace(GIFT, secret=new_secret()))
     with pytest.raises(WrongCodeError):  # it does not know the code, so it sees no proof of it
         JoinerSide(stranger, invitation.password).prove()
     joiner, other = JoinerSide(invitation, invitation.password), JoinerSide(stranger, stranger.password)

@@ -6,12 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from google.protobuf.descriptor import FieldDescriptor
+from msgspec.structs import replace
 
 from exo_mesh.domain import fields as marks
 from exo_mesh.domain.device import PeerInfo, Telemetry

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -217,6 +217,8 @@ ODD_NORMALIZERS = st.sampled_from([
 def test_a_text_gets_at_most_one_mark_between_two_characters(
     tokens: list[AddedToken], normalizer: Any, text: str, data: st.DataObject
 ) -> None:
+    # the library does not come back from some texts if nothing is left of a token: such tokenizers run in a child
+    assume(not (normalizer and any(one.normalized and not normalizer.normalize_str(one.content) for one in tokens)))
     tokenizer = byte_level()
     tokenizer.normalizer = normalizer
     tokenizer.add_tokens(tokens)

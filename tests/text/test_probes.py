@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from exo_mesh.errors import InputError
 from exo_mesh.text.rendering import CompiledTemplate

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError

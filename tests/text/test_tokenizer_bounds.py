@@ -223,6 +223,24 @@ def test_added_tokens_that_strip_a_run_of_spaces_again_and_again_keep_a_tokenize
     assert bounds(tmp_path, **parts).is_listed == is_listed
 
 
+DELETED: dict[str, tuple[dict[str, Any], str]] = {
+    "replaced": (replace("0", ""), "0"),
+    "replaced by a pattern": ({"type": "Replace", "pattern": {"Regex": "\\d"}, "content": ""}, "0"),
+    "stripped": ({"type": "Strip", "strip_left": True, "strip_right": True}, " "),
+    "a lone accent": ({"type": "StripAccents"}, "\u0301"),
+    "a control character": ({"type": "Nmt"}, "\x01"),
+    "cleaned": (json.loads(normalizers.BertNormalizer().__getstate__()), "\x01"),
+}
+
+
+@pytest.mark.parametrize("name", DELETED)
+def test_added_tokens_of_which_a_normalizer_may_leave_nothing_keep_a_tokenizer_out(tmp_path: Path, name: str) -> None:
+    """With two such tokens, the library does not come back from a text of one character."""
+    normalizer, content = DELETED[name]
+    assert bounds(tmp_path, normalizer=normalizer, added_tokens=[token(content)]).is_listed
+    assert not bounds(tmp_path, normalizer=normalizer, added_tokens=[token(content, normalized=True)]).is_listed
+
+
 def test_added_tokens_of_other_files_keep_a_tokenizer_out_of_the_node_as_well(tmp_path: Path) -> None:
     directory = write_text_model(tmp_path)
     path, settings = directory / "tokenizer.json", directory / "tokenizer_config.json"

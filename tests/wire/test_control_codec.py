@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain import device as limits
 from exo_mesh.domain.device import Device, EngineInfo, EntryRequests, HopReading, PeerInfo, Telemetry

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import msgspec
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -51,9 +52,12 @@ every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 def given(cls: type) -> dict[str, Any]:
     """Values of the fields that no message has and that have no default."""
-    if not is_dataclass(cls):
+    if issubclass(cls, msgspec.Struct):
+        missing = cls.__struct_fields__[: len(cls.__struct_fields__) - len(cls.__struct_defaults__)]
+    elif is_dataclass(cls):
+        missing = tuple(one.name for one in dataclass_fields(cls) if one.default is one.default_factory is MISSING)
+    else:
         return {}
-    missing = [one.name for one in dataclass_fields(cls) if one.default is one.default_factory is MISSING]
     hints = hints_of(cls)
     return {name: "given" for name in missing if one_mark(peeled(hints[name])[1], marks.NotSent)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.engine_speed import MAX_ENGINES, MAX_MODELS, EngineSpeed, ForwardCost, ModelSpeeds

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from exo_mesh.cli.bench.engines import count, parse_size
 from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.cli.tables import print_json
@@ -164,7 +166,7 @@ def _verdict(check: GroupCheck, ranks: int, num_layers: int, token_bytes: int) -
         )
     except ValueError:
         return {"reason": "no layer of this model can be taken alone, so there is nothing to compare"}
-    return asdict(group_verdict(times))
+    return msgspec.structs.asdict(group_verdict(times))
 
 
 def _text(result: dict[str, Any]) -> str:

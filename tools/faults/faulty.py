@@ -12,11 +12,12 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (

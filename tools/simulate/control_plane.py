@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from exo_mesh.base.telemetry.metrics import Metrics
 from exo_mesh.domain.device import PeerInfo, Telemetry

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.api.anthropic.blocks import decode_tool
 from exo_mesh.api.anthropic.messages import turns_of

@@ -9,8 +9,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from exo_mesh.base.tasks import Turns
 from exo_mesh.errors import BodiesWaitError
@@ -39,8 +40,7 @@ HOLD_LIMIT_S = 60.0
 such as the files of its model."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
+class _Waiter(msgspec.Struct, eq=False):
     amount: int
     client: str
     turn: asyncio.Future[None]

@@ -6,9 +6,10 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
+
+import msgspec
 
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
@@ -87,8 +88,7 @@ class ChoiceReader:
         return self._parser.push(piece) if self._parser else _plain(piece)
 
 
-@dataclass(slots=True)
-class AnswerStep:
+class AnswerStep(msgspec.Struct):
     """The neutral events from one token event of one choice. Not frozen, because creation is faster and there is one
     for each token."""
 
@@ -97,8 +97,7 @@ class AnswerStep:
     events: list[OutputEvent]
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True):
     """Seconds for reading the prompt and for writing the answer, without the time in the queue."""
 
     prompt_s: float

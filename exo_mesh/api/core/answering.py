@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from exo_mesh.api.access import CALLER, LOCAL
 from exo_mesh.api.body import release_body, run_apart
@@ -34,8 +34,7 @@ from exo_mesh.rings.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.security.api_keys import Role
 
 
-@dataclass(slots=True)
-class WantedAnswer:
+class WantedAnswer(msgspec.Struct):
     """A request of a dialect, and how its reply is made. Large fields are dropped once the prompt is ready.
 
     identity: returns the fields that change the answer, as JSON values; an Idempotency-Key is valid for one set of

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.api.core.idempotency import Idempotency
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True):
     """The place of a traced request in its trace, as W3C Trace Context defines it. span_id: the span of the request
     itself. parent_span_id and state: those of the caller; "" if the trace begins here."""
 
@@ -18,8 +17,7 @@ class TraceContext:
     state: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(msgspec.Struct, frozen=True):
     """The caller of a request. request_id: the id of the request. client: an API key's id or an address, whose share of
     the ring the request uses. trace: its place in its trace. idempotency: the key under which the answer is kept, if
     the client gave one. key_id: the id of the caller's API key. may_download: whether a model that no peer has may be

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.request import ToolCall, Turn

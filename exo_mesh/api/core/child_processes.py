@@ -11,8 +11,9 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from exo_mesh.api.core.renderer_process import RendererProcess
 from exo_mesh.base.clock import Clock, monotonic
@@ -35,8 +36,7 @@ CLOSE_LIMIT_S = 5.0
 """How long `close` waits for killed processes to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildMemory:
+class ChildMemory(msgspec.Struct, frozen=True):
     """growth_bytes: by how much a process may grow; it starts with 20 MiB. kept_bytes: a process that is larger than
     this after an answer is ended, so that the next question finds free memory."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.api.core.call_arguments import numbered_id
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
@@ -287,7 +289,7 @@ def canonical_tool(tool: Tool) -> Tool:
     Clients that keep objects in hash tables send the same tools in a different order each time. With a fixed order
     their prompts are equal, so a prefix cache finds them.
     """
-    return replace(tool, parameters=_ordered(tool.parameters))
+    return dataclasses.replace(tool, parameters=_ordered(tool.parameters))
 
 
 def _ordered(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Turn
 from exo_mesh.settings.config import Settings
@@ -10,8 +11,7 @@ from exo_mesh.settings.config import Settings
 MAX_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDefaults:
+class RequestDefaults(msgspec.Struct, frozen=True):
     """Default values for requests. temperature: overrides the model's recommendation; None means no default.
     system_prompt: for conversations without one. max_tokens: for answers in conversations, if there is room for so
     many. model: "" means the only model of the mesh. keep_agent_lines: leave the changing lines of agents first; see

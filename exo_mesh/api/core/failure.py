@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+
+class Failure(msgspec.Struct, frozen=True):
     """Why a call failed. code: a stable word of exo-mesh. kind: OpenAI's type of the error. param: the field at fault.
     details: numbers of a refused placement, or the remedy after a failed download."""
 

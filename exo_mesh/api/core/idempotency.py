@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from exo_mesh.api.core.reply_ids import SECRET_CHARS
 from exo_mesh.base.long_texts import json_parts
@@ -26,8 +27,7 @@ KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
 MAX_KEY_CHARS = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Idempotency:
+class Idempotency(msgspec.Struct, frozen=True):
     """An idempotency key as the mesh sees it. key_hash: a hash of the key and of the API key. fingerprint: a hash of
     the request. received: events of the answer that the client already has."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.domain.images import digest_of
 from exo_mesh.text.image_wire import ImageDecoded
@@ -15,8 +16,7 @@ MAX_FILES = 200
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTrail:
+class ImageTrail(msgspec.Struct, frozen=True):
     """logs: write a line for each image. directory: where each image is written as the vision tower gets it; None:
     nowhere."""
 

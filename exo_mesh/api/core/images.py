@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.core.request import Conversation
 from exo_mesh.api.core.texts import TextModels
@@ -18,8 +20,7 @@ BUDGET = PixelBudget()
 """Of all live requests of this node."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedImages:
+class DecodedImages(msgspec.Struct, frozen=True):
     """The images of one conversation, as the model's vision tower wants them. sizes: (height, width, pixels)."""
 
     spec: VisionSpec

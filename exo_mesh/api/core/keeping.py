@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from exo_mesh.errors import InputError
 
@@ -20,8 +21,7 @@ MAX_NAME_CHARS = 512
 SCOPE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class CacheWish:
+class CacheWish(msgspec.Struct, frozen=True):
     """A client's rules. is_kept: the prompt and the answer may be kept for later prompts. scope: which requests share
     the kept prompts: requests of the same API key with the same scope; "": all requests to the model."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.bridge import AnswerBridge
@@ -45,16 +48,14 @@ TAG_TOKENS = 12
 ROOM_FACTOR = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedChoice:
+class PreparedChoice(msgspec.Struct, frozen=True):
     """One answer to generate. prompt: the text of its prompt, if the client wants it in the reply."""
 
     request: GenerateRequest
     prompt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True):
     """Everything known before the first token. choices: the answers in order, num_drawn for each prompt.
 
     output: how the model marks reasoning and calls. tools: the tools that the model may call. parallel_calls: whether
@@ -89,8 +90,7 @@ class PreparedRequest:
         return sum(len(choice.request.prompt_ids) for choice in self.choices[:: self.num_drawn])
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
+class _Encoded(msgspec.Struct, frozen=True):
     """A prompt in token ids, and the most tokens that may follow it. as_text: the request for a model server. pictures:
     its images."""
 
@@ -230,7 +230,10 @@ async def _also_as_text(
     except InputError:
         return prepared
     choices = tuple(
-        replace(choice, request=replace(choice.request, text=inputs[index // prepared.num_drawn], bridge=bridge))
+        replace(
+            choice,
+            request=dataclasses.replace(choice.request, text=inputs[index // prepared.num_drawn], bridge=bridge),
+        )
         for index, choice in enumerate(prepared.choices)
     )
     return replace(prepared, choices=choices)
@@ -395,7 +398,7 @@ def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Aske
     if index == 0:
         return first
     key = asker.idempotency
-    return replace(
+    return dataclasses.replace(
         first,
         request_id=f"{first.request_id}.{index}",
         span_id="",

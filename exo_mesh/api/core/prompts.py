@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.core.agent_lines import with_agent_lines_last
 from exo_mesh.api.core.conversation import (
@@ -26,8 +27,7 @@ from exo_mesh.text.tokenizer import TextModel
 from exo_mesh.text.vision import VisionSpec
 
 
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
+class PromptOptions(msgspec.Struct, frozen=True):
     """Options for making prompts. moves_agent_lines: see agent_lines. guards_texts: see exo_mesh.text.control_text."""
 
     moves_agent_lines: bool = True

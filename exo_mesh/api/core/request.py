@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from exo_mesh.api.core.keeping import ANYBODY, CacheWish
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.text.output.tools import Tool
@@ -15,8 +17,7 @@ Prompt = str | tuple[int, ...]
 """A prompt as text or as token ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A call that the assistant made earlier in the conversation. arguments: the JSON object, decoded."""
 
     id: str
@@ -32,8 +33,7 @@ class ImageInput:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """One message. where: its place in the client's body, for errors. tool_call_id: the call that this message of a
     tool answers."""
 
@@ -55,16 +55,14 @@ class Turn:
         return tuple(part for part in self.parts if isinstance(part, ImageInput))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True):
     """Whether the model may or must call tools. name: the tool that must be called, for the mode "named"."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(msgspec.Struct, frozen=True):
     """How the model should think; None leaves the model's default. budget: most tokens of reasoning.
 
     is_asked: the client asked for it; else it is only the dialect's default, which model servers do not get, because
@@ -77,8 +75,7 @@ class Thinking:
     is_asked: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """Messages that a chat template turns into a prompt.
 
     variables: further variables for the template. continues_last: the answer continues the last message. opens_turn:
@@ -90,7 +87,7 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     thinking: Thinking = Thinking()
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     continues_last: bool = False
     opens_turn: bool | None = None
     drops_oldest: bool = False
@@ -102,16 +99,14 @@ class Conversation:
         return tuple(image for turn in self.turns for image in turn.images)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(msgspec.Struct, frozen=True):
     """Bare prompts, each answered separately. echo: each answer begins with its prompt."""
 
     prompts: tuple[Prompt, ...]
     echo: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingWish:
+class SamplingWish(msgspec.Struct, frozen=True):
     """The client's sampling parameters; None means the model's default, else the usual one."""
 
     temperature: float | None = None
@@ -122,13 +117,12 @@ class SamplingWish:
     repetition_window: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FieldNames:
+class FieldNames(msgspec.Struct, frozen=True):
     """A dialect's names of the fields that errors of the core mention."""
 
     messages: str = "messages"
@@ -141,8 +135,7 @@ class FieldNames:
     variables: str = "variables"
 
 
-@dataclass(frozen=True, slots=True)
-class NeutralRequest:
+class NeutralRequest(msgspec.Struct, frozen=True):
     """One request of any dialect, with all checks done that do not need the model.
 
     max_tokens: the client's limit; None means all that fits. default_tokens: the limit if max_tokens is None; None

@@ -7,11 +7,11 @@ import hashlib
 import logging
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.core.child_processes import ChildMemory, ChildProcesses
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
@@ -57,8 +57,7 @@ DATA_PART = 3 << 14
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _FramedQuestion:
+class _FramedQuestion(msgspec.Struct, frozen=True):
     """A question as it is sent, and the key of its failure. long: texts that are sent before it; data: bytes that are
     sent instead of a long text."""
 

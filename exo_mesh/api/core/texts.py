@@ -7,9 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.core.opening_pace import OpeningPace

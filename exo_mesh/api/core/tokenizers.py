@@ -13,9 +13,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.api.core.child_processes import WAIT_LIMIT_S, ChildMemory, ChildProcesses
 from exo_mesh.api.core.near_tokenizer import IDLE_S, NearTokenizer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from exo_mesh.api.core.request import Conversation, Turn
 from exo_mesh.errors import ContextLengthError

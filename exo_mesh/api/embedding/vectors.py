@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import REQUEST_ID, ApiContext
@@ -34,8 +36,7 @@ CHARS_PER_TOKEN = 64
 and memory for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingModel:
+class EmbeddingModel(msgspec.Struct, frozen=True):
     """A model that was found for a call. limit: most tokens of a text."""
 
     name: str
@@ -48,8 +49,7 @@ class EmbeddingModel:
         return self if limit < 0 else replace(self, limit=min(limit, self.limit))
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedText:
+class EncodedText(msgspec.Struct, frozen=True):
     """A text in tokens, or a pair of texts. second: see EmbedSpec."""
 
     ids: tuple[int, ...]
@@ -171,7 +171,7 @@ def _of_text(first: GenerateRequest, index: int, text: EncodedText) -> GenerateR
     """The request for one text. first: the request for the first text."""
     assert first.embed is not None, "it is for a vector"
     embed = replace(first.embed, second=text.second)
-    return replace(first, request_id=f"{first.request_id}.{index}", prompt_ids=text.ids, embed=embed)
+    return dataclasses.replace(first, request_id=f"{first.request_id}.{index}", prompt_ids=text.ids, embed=embed)
 
 
 def _vector_of(event: TokenEvent) -> bytes:

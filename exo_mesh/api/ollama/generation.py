@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.body import read_as, run_apart

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from exo_mesh.api.core.answer import Answer, AnswerStep
@@ -39,8 +39,7 @@ from exo_mesh.text.output.events import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaDelivery:
+class OllamaDelivery(msgspec.Struct, frozen=True):
     """How the client gets the answer. model: its name as the client wrote it. created: Unix time of the reply. began:
     when the request came, on the monotonic clock."""
 
@@ -50,14 +49,13 @@ class OllamaDelivery:
     shows_logprobs: bool = False
 
 
-@dataclass(slots=True)
-class _Gathered:
+class _Gathered(msgspec.Struct):
     """What one or all steps of an answer said. reason: why the answer ended; "" if it has not."""
 
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[OllamaCall] = field(default_factory=list)
-    tokens: list[TokenSpan] = field(default_factory=list)
+    texts: list[str] = msgspec.field(default_factory=list)
+    thoughts: list[str] = msgspec.field(default_factory=list)
+    calls: list[OllamaCall] = msgspec.field(default_factory=list)
+    tokens: list[TokenSpan] = msgspec.field(default_factory=list)
     reason: str = ""
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of, with_calls_named
@@ -42,8 +43,7 @@ def _turn(message: Message, where: str, budget: ValueBudget) -> Turn:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _Said(msgspec.Struct, frozen=True):
     """The content of a message. thought: its reasoning. has_cache_marks: the client marks cache positions in it. parts:
     see Turn."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from exo_mesh import __version__
@@ -52,12 +52,11 @@ from exo_mesh.text.output.events import (
 FINGERPRINT = f"exo-mesh-{__version__}"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """The options of a reply that do not change the answer."""
 
     stream: bool = False
-    options: StreamOptions = field(default_factory=StreamOptions)
+    options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     tier: str = ""
     """The service tier that the reply names; empty if the request named none."""
     shows_logprobs: bool = False

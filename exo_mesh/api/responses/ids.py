@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 ItemKind = Literal["msg", "rs", "fc", "ctc", "in"]
 """Beginnings of ids: a message, reasoning, a call of a function or of a custom tool, an item of the input."""
@@ -13,8 +14,7 @@ PREFIX = "resp_"
 _ITEM = re.compile(r"(msg|rs|fc|ctc|in)_([\x21-\x7e]{1,200})_([0-9]{1,6})")
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPlace:
+class ItemPlace(msgspec.Struct, frozen=True):
     """Where a stored item is. place: its index in the output, or in the input of the request."""
 
     response_id: str

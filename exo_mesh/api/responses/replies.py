@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.failure import Failure
@@ -57,20 +58,18 @@ CREATED, IN_PROGRESS, FIRST_OF_ANSWER = 0, 1, 2
 _FAILURES = {429: "rate_limit_exceeded"}
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseDelivery:
+class ResponseDelivery(msgspec.Struct, frozen=True):
     """The options of a response that do not change the answer. repeated: the fields that repeat the request. tools: the
     client's names of tools by those for the model. after: events up to this sequence number are left out."""
 
-    repeated: dict[str, Any] = field(default_factory=dict)
-    tools: Mapping[str, ToolName] = field(default_factory=dict)
-    items: ItemOptions = field(default_factory=ItemOptions)
+    repeated: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools: Mapping[str, ToolName] = msgspec.field(default_factory=dict)
+    items: ItemOptions = msgspec.field(default_factory=ItemOptions)
     shows_logprobs: bool = False
     after: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedResponse:
+class FinishedResponse(msgspec.Struct, frozen=True):
     """A response that has ended. sizes: of the pieces of each item, as they were streamed; see ItemWriter."""
 
     response: ResponseObject

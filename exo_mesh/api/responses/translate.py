@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.api.core.checks import check_range, check_stops, stop_strings
 from exo_mesh.api.core.grammar import grammar_of
@@ -55,8 +56,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedItems:
+class PlacedItems(msgspec.Struct, frozen=True):
     """The items of a conversation, in order. history: items before the request. own: items of the request. references
     are resolved."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.api.bodies.values import ValueBudget
 from exo_mesh.api.core.call_arguments import object_of
@@ -53,13 +55,12 @@ def turns_of(items: Iterable[tuple[dict[str, Any], str]]) -> tuple[Turn, ...]:
     return tuple(made)
 
 
-@dataclass(slots=True)
-class _TurnWriter:
-    turns: list[Turn] = field(default_factory=list)
-    _thoughts: list[str] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)
+class _TurnWriter(msgspec.Struct):
+    turns: list[Turn] = msgspec.field(default_factory=list)
+    _thoughts: list[str] = msgspec.field(default_factory=list)
+    _names: dict[str, str] = msgspec.field(default_factory=dict)
     """The tool of each call, by the id of the call."""
-    _budget: ValueBudget = field(default_factory=ValueBudget)
+    _budget: ValueBudget = msgspec.field(default_factory=ValueBudget)
     _num_unpacked: int = 0
 
     def add(self, item: InputItem, where: str) -> None:

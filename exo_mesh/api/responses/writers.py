@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from exo_mesh.api.openai.objects import ChatTokenLogprob
@@ -49,8 +49,7 @@ PieceSize = tuple[int, int]
 """Characters of a piece of text, and its tokens with log-probabilities."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemOptions:
+class ItemOptions(msgspec.Struct, frozen=True):
     """How items are written. as_summary: reasoning is a summary. shows_opaque: reasoning also has its opaque form."""
 
     as_summary: bool = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
@@ -48,8 +48,7 @@ async def follow_stream(
         return await stream_answer(context, request, answer, reply_of(recipe, answer), received, is_taken=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Followed:
+class _Followed(msgspec.Struct, frozen=True):
     """A source of events for an Answer that follows a running request instead of starting one."""
 
     streams: StreamService

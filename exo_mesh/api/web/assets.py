@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import msgspec
 
 FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "/page"
@@ -27,8 +28,7 @@ _TYPES: Final = {
 _COMPRESSED: Final = frozenset({".woff2"})
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
+class Asset(msgspec.Struct, frozen=True):
     """One file, ready to send. gzipped: whether body is compressed with gzip."""
 
     body: bytes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Set
-from dataclasses import dataclass
 
+import msgspec
 from yarl import URL
 
 from exo_mesh.errors import InputError
@@ -30,8 +30,7 @@ service uses, 6to4 relays, Azure's WireServer, documentation (RFC 9637)."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class AddressRules:
+class AddressRules(msgspec.Struct, frozen=True):
     """What the tools may call. ports: besides 80 and 443. own: addresses of this mesh, which are refused although they
     may be public. allowed: (address, port) pairs that are allowed whatever they are; only tests set any."""
 

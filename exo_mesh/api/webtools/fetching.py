@@ -11,9 +11,9 @@ import socket
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
@@ -40,8 +40,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of (host, port). Raises InputError if there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedPage:
+class FetchedPage(msgspec.Struct, frozen=True):
     """A page. url: where it was found, after redirects. charset: of the headers, or "". is_cut: there was more."""
 
     url: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -31,8 +30,7 @@ class FoundPage(msgspec.Struct):
     snippet: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """One call to a service. list_at: where the results are in its answer; text: the field with the snippet."""
 
     method: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 WINDOW_S = 60.0
 """A repeated message is shown once in this time."""
@@ -14,8 +14,7 @@ MAX_SOURCES = 256
 """Most places in the code that are remembered; at the bound, the place seen first is dropped for a new one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(msgspec.Struct, frozen=True):
     """A summary of `count` messages that were not shown: equal to `message`, or if not `exact`, of the same kind."""
 
     message: str
@@ -27,8 +26,7 @@ class Folded:
         return f"{what} {self.count} times: {self.message}"
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(msgspec.Struct):
     since: float
     shown: int = 0
     hidden: int = 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 MAX_RECORDS = 500
 MAX_CHARS = 1000
 """Longest text of a record; tracebacks are not kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True):
     """A log record. time: Unix seconds."""
 
     time: float

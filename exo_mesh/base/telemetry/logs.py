@@ -13,8 +13,9 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TextIO
+
+import msgspec
 
 from exo_mesh.base.printable import escaped, escaped_json
 from exo_mesh.base.telemetry.log_folding import MAX_NEWS, Folder
@@ -85,8 +86,7 @@ def add_request_id(record: logging.LogRecord) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """A destination of log lines. write: takes a line without its line end."""
 
     formatter: logging.Formatter

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 from prometheus_client import CollectorRegistry, Metric
 
 NAMELESS_LABELS = frozenset(
@@ -13,8 +13,7 @@ NAMELESS_LABELS = frozenset(
 """Labels whose values are fixed words or numbers. A label that is not listed counts as a name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Nameless:
+class _Nameless(msgspec.Struct, frozen=True):
     registry: CollectorRegistry
 
     def collect(self) -> Iterator[Metric]:

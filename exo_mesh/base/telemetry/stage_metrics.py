@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S
@@ -17,8 +18,7 @@ RANK = (*STAGE, "rank")
 HOP = (*STAGE, "peer")
 
 
-@dataclass(frozen=True, slots=True)
-class StageSeat:
+class StageSeat(msgspec.Struct, frozen=True):
     """The place of a runner in a ring.
 
     layers: [start, stop). epoch: the counter of the ballot in force. next_peer: id of the peer with the next stage; ""
@@ -35,8 +35,7 @@ class StageSeat:
     next_peer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(msgspec.Struct, frozen=True):
     """The facts in the info metric of a model."""
 
     architecture: str
@@ -44,8 +43,7 @@ class ModelFacts:
     num_layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True):
     """A value of the heartbeats of runners that a family shows. value, only_if: return it, and whether it is shown,
     from a heartbeat. scope: the labels of its runner. more: the values of the labels behind these."""
 

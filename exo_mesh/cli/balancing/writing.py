@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
+
+import msgspec
 
 VARIANTS = {
     "least-conn": ("least_conn;  # the node with the fewest open requests",),
@@ -27,8 +28,7 @@ _MARK = re.compile(r"#@(\w+) ?")
 _VALUE = re.compile(r"@(\w+)@")
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(msgspec.Struct, frozen=True):
     """A node as a server of nginx. address: host:port of its API. takes_new: it is neither draining nor stopping.
 
     memory_bytes: of its machine; 0 if unknown.
@@ -45,8 +45,7 @@ class Upstream:
         return self.address.startswith(("127.", "[::1]", "localhost:"))
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """Options of the site's template. tls_cert: path of a certificate; "": plain HTTP.
 
     limit: requests per second of one client address in nginx's notation ("5r/s"); "": no limit. adds_keys: add an

@@ -12,12 +12,12 @@ import json
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.result import BenchResult
@@ -42,8 +42,7 @@ _SETTINGS = ("version", "peers", "engine", "engine_options", "options", "model",
 _SIGNS = {">=": operator.ge, "<=": operator.le}
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """A measured value. rounds: its values in single rounds, if several were measured."""
 
     value: float
@@ -73,8 +72,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenario: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True):
     """A limit of a ratio: `tokens_per_s>=0.98`."""
 
     name: str

@@ -6,9 +6,9 @@ docs/reference/power.md has the formula.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 SETTLE_S = 4.0
@@ -17,16 +17,15 @@ SETTLE_S = 4.0
 _RING = "exo_mesh_ring_energy_"
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyCounters:
+class EnergyCounters(msgspec.Struct, frozen=True):
     """Energy counters of all rings whose drivers run on the nodes read.
 
     is_measured: all of these nodes measure the energy of their machines. joules, tokens: by kind, prompt or output.
     """
 
     is_measured: bool = False
-    joules: dict[str, float] = field(default_factory=dict)
-    tokens: dict[str, float] = field(default_factory=dict)
+    joules: dict[str, float] = msgspec.field(default_factory=dict)
+    tokens: dict[str, float] = msgspec.field(default_factory=dict)
     prompts: float = 0.0
 
 

@@ -11,10 +11,12 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import msgspec
+from msgspec import to_builtins
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.base.telemetry.tables import columns
@@ -37,8 +39,7 @@ VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
-@dataclass(frozen=True, slots=True)
-class EngineWork:
+class EngineWork(msgspec.Struct, frozen=True):
     """The work of each loop in tokens and rounds, and the deadline of a child for all of it."""
 
     prompt: int
@@ -47,8 +48,7 @@ class EngineWork:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A row of the table: medians over the rounds, or the reason why there are none.
 
     of_bandwidth: bytes of weights read per second as a share of the memory bandwidth. ratio: decode speed of the engine
@@ -92,7 +92,10 @@ def run(args: argparse.Namespace) -> BenchResult:
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
         if args.memory:
             table = memory_table(names, Path(scratch))
-            result: dict[str, Any] = {"memory": [asdict(row) for row in table.rows], "checkpoint": table.checkpoint}
+            result: dict[str, Any] = {
+                "memory": [to_builtins(row) for row in table.rows],
+                "checkpoint": table.checkpoint,
+            }
             text = table.text()
         else:
             model_dir, label = _model(args, Path(scratch))
@@ -102,7 +105,11 @@ def run(args: argparse.Namespace) -> BenchResult:
             else:
                 work = EngineWork(args.prompt, args.steps, args.rounds, 600.0)
                 lines = [line for name in names for line in measure_engine(name, model_dir, work)]
-                result = {"model": label, "work": asdict(work), "engines": [asdict(line) for line in lines]}
+                result = {
+                    "model": label,
+                    "work": to_builtins(work),
+                    "engines": [to_builtins(line) for line in lines],
+                }
                 text = _lines_text(label, work, lines)
     return BenchResult({"bench": "engines", **result}, text)
 

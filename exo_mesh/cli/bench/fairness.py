@@ -15,10 +15,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.local_ring import NUM_IDS, even_plan, local_ring, ring_request
@@ -42,8 +44,7 @@ SLACK = 1.25
 """Eight requests may take this times 8 / stages as long as one."""
 
 
-@dataclass(frozen=True, slots=True)
-class FairnessLoad:
+class FairnessLoad(msgspec.Struct, frozen=True):
     """prompt, tokens: of each request. long: tokens of the long prompt."""
 
     prompt: int
@@ -51,13 +52,12 @@ class FairnessLoad:
     long: int
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """Times of one request in seconds of time.perf_counter."""
 
     sent: float = 0.0
-    came: list[float] = field(default_factory=list)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    came: list[float] = msgspec.field(default_factory=list)
+    settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     @property
     def ttft_s(self) -> float:

@@ -7,11 +7,11 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from exo_mesh.cli.client.api_client import ApiClient
@@ -20,15 +20,14 @@ from exo_mesh.errors import TransportError
 REQUEST_DEADLINE_S = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A request template: a prompt of `prompt` letters, which are as many tokens for a byte-level tokenizer without
     merges, and exactly `tokens` tokens of output. fields: further fields of the body."""
 
     model: str
     prompt: int
     tokens: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     def body(self, number: int) -> dict[str, Any]:
         """The body of a request, with a different prompt for every number so that no cache can help."""
@@ -46,20 +45,18 @@ class Question:
         }
 
 
-@dataclass(slots=True)
-class TimedAnswer:
+class TimedAnswer(msgspec.Struct):
     """Times of one answer, in seconds since the first request of the run: when the request was sent, and when each
     piece of text arrived. tokens: as the server counted. error: its error code."""
 
     sent: float
-    came: list[float] = field(default_factory=list)
+    came: list[float] = msgspec.field(default_factory=list)
     tokens: int = 0
     prompt_tokens: int = 0
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadResult(msgspec.Struct, frozen=True):
     """The result of one run: all answers, and the seconds from the first request to the last token."""
 
     answers: Sequence[TimedAnswer]

@@ -9,10 +9,11 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -41,8 +42,7 @@ READY_DEADLINE_S = 60.0
 _Report = TypeVar("_Report", bound=FromRunner)
 
 
-@dataclass(slots=True)
-class LocalRunner:
+class LocalRunner(msgspec.Struct):
     """A runner process, controlled over its pipe like by a node. followers: ranks 1, 2, … of the group that it
     leads."""
 
@@ -53,8 +53,8 @@ class LocalRunner:
     port: int = 0
     ready: RunnerReady | None = None
     failed: RunnerFailed | None = None
-    followers: list[LocalRunner] = field(default_factory=list)
-    beats: asyncio.Queue[Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
+    followers: list[LocalRunner] = msgspec.field(default_factory=list)
+    beats: asyncio.Queue[Heartbeat] = msgspec.field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
     async def expect(self, kind: type[_Report]) -> _Report:
         """Reads until a report of this kind arrives. Raises the error that the runner reports, or TimeoutError."""
@@ -101,8 +101,7 @@ class LocalRunner:
             return await self.beats.get()
 
 
-@dataclass(frozen=True, slots=True)
-class RingJob:
+class RingJob(msgspec.Struct, frozen=True):
     """The parameters that are equal for all runners of the ring."""
 
     plan: Plan

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli.bench.measuring import ask_once, engine_command
@@ -26,8 +27,7 @@ DEADLINE_S = 300.0
 _PEAK = ("--what", "peak", "--layers")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
+class MemoryRow(msgspec.Struct, frozen=True):
     """The measurement of a stage in its own process. share_bytes: size of its tensors as the engine reports.
 
     peak_bytes: peak resident memory. bare_bytes: the peak with a model of a few KB, which is the library alone.
@@ -46,8 +46,7 @@ class MemoryRow:
         return (self.peak_bytes - self.bare_bytes) / self.share_bytes - 1
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTable:
+class MemoryTable(msgspec.Struct, frozen=True):
     """The rows of the measurement, and the checkpoint in words."""
 
     checkpoint: str

@@ -12,7 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+import msgspec
 
 from exo_mesh.cli.bench.measuring import LineChild
 from exo_mesh.rings.hosting.runner_child import RUNNER_ENVIRONMENT
@@ -22,8 +24,7 @@ ANSWER_S = 120.0
 """Longest wait for the start of a child, and for one measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class RawStream:
+class RawStream(msgspec.Struct, frozen=True):
     """The sending child. Each call blocks until its answer is there."""
 
     child: LineChild

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class BenchResult:
+
+class BenchResult(msgspec.Struct, frozen=True):
     """The result of a benchmark: values for JSON, and the same as text for people. misses: figures worse than a bar
     that the user set; then the command fails."""
 

@@ -15,9 +15,10 @@ import socket
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from operator import truediv
 from typing import Any, TypeVar
+
+import msgspec
 
 from exo_mesh.cli.bench.local_ring import NUM_IDS, LocalRunner, even_plan, local_ring, ring_request
 from exo_mesh.cli.bench.raw_grpc import RawStream, raw_stream
@@ -95,8 +96,7 @@ async def _ring_and_baselines(peers: int, engine: str, payload_bytes: int, tls: 
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+class _Setting(msgspec.Struct, frozen=True):
     """What the rounds of one table have in common. payload_bytes: the activation of one token."""
 
     peers: int

@@ -7,7 +7,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,8 +29,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0, le=9999)]
 Cell = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,5}x[1-9][0-9]{0,5}$")]
 
 
-@dataclass(frozen=True, slots=True)
-class ServeLoad:
+class ServeLoad(msgspec.Struct, frozen=True):
     """The load of one run: `amount` streams, or requests per second if is_rate. prompt, tokens: tokens per request."""
 
     amount: float

@@ -19,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh import __version__
 from exo_mesh.cli.bench.energy import SETTLE_S, EnergyCounters, energy_per_token, read_energy
@@ -46,8 +48,7 @@ REPORTS_S = 1.2
 """Longer than two reports of a stage, which come twice a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchModel:
+class BenchModel(msgspec.Struct, frozen=True):
     """The model of a benchmark. name: its name at every peer. models_dir: additional directory for the peers, "" if
     they find the model anyway. path: the model's directory or GGUF file, if there is one on this machine."""
 
@@ -56,8 +57,7 @@ class BenchModel:
     path: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+class System(msgspec.Struct, frozen=True):
     """A system to compare: its URLs, the question (without lengths), and its nodes, if they are ours and report how
     busy they are. num_reduces: all-reduces of a tensor group per step."""
 
@@ -67,8 +67,7 @@ class System:
     num_reduces: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rival:
+class Rival(msgspec.Struct, frozen=True):
     """A server of another project that gets the same load. key: of its runs in the result; name: for people.
 
     start: a context manager that runs the server with the model.
@@ -276,8 +275,7 @@ def _run(system: System, load: ServeLoad, first: int, *, with_parts: bool) -> di
     return figures
 
 
-@dataclass(frozen=True, slots=True)
-class _Readings:
+class _Readings(msgspec.Struct, frozen=True):
     """Counters of each stage or rank, in the order of the nodes.
 
     busy_s: seconds in its engine so far. memory_bytes: held now. all_reduce_s: of a few bytes, in a tensor group.

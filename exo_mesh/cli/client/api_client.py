@@ -11,9 +11,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import ANSWER_CHARS, printable, printable_values
 from exo_mesh.cli.client.trust import certificate_of, default_url, homes_of, is_this_machine, tls_failure, trust
@@ -40,8 +41,7 @@ class NoNodeError(TransportError):
     code = "no_node"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(msgspec.Struct, frozen=True):
     """An answer of any status. retry_after_s: the node's Retry-After; None without one."""
 
     status: int
@@ -49,8 +49,7 @@ class HttpAnswer:
     retry_after_s: float | None = None
 
 
-@dataclass(slots=True)
-class MeshSession:
+class MeshSession(msgspec.Struct):
     """The session that a client and those made from it send instead of the local token; text: "" without one.
     tried_at, renew_at: by the monotonic clock."""
 

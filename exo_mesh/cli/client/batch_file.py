@@ -7,10 +7,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.errors import InputError, MeshError
@@ -22,8 +23,7 @@ MAX_SHOWN = 10
 """Wrong lines that an error lists."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
+class BatchRequest(msgspec.Struct, frozen=True):
     """One line of a batch."""
 
     custom_id: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from exo_mesh import OLDEST_PYTHON
 from exo_mesh.base.printable import counted
@@ -34,8 +35,7 @@ class Severity(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One result of a check, and what to do about it."""
 
     check: str
@@ -44,8 +44,7 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PortReading:
+class PortReading(msgspec.Struct, frozen=True):
     """A port that a node would open. kind: api, grpc, probes or udp. holder: the program that has it, "" if none."""
 
     kind: str
@@ -55,8 +54,7 @@ class PortReading:
     asked_for: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EchoReading:
+class EchoReading(msgspec.Struct, frozen=True):
     """The result of sending a datagram to this machine itself over an interface. error: why it could not be sent."""
 
     interface: str
@@ -65,8 +63,7 @@ class EchoReading:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FirewallReading:
+class FirewallReading(msgspec.Struct, frozen=True):
     """The packet filters of this machine. nft: absent, unreadable, open or drops (its input chain drops by default)."""
 
     system: str
@@ -75,8 +72,7 @@ class FirewallReading:
     nft: str = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
+class ClockReading(msgspec.Struct, frozen=True):
     """The clock of a peer minus ours, in seconds, ± error_s."""
 
     peer: str
@@ -84,8 +80,7 @@ class ClockReading:
     error_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryReading:
+class DirectoryReading(msgspec.Struct, frozen=True):
     """A directory that a node uses. error: why it cannot be used (home: written, models: read); "" if it can."""
 
     purpose: str
@@ -96,8 +91,7 @@ class DirectoryReading:
     free_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceReading:
+class ServiceReading(msgspec.Struct, frozen=True):
     """unit: the output of `systemctl is-active exo-mesh`, "" without systemd. nginx: its path, or ""."""
 
     unit: str = ""

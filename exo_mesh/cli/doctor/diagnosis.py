@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.versions import library_versions
@@ -29,8 +30,7 @@ MLX_S = 30.0
 Check = Callable[[], list[Finding]]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalNode:
+class LocalNode(msgspec.Struct, frozen=True):
     """The node on this machine. state: its GET /state, None without an answer; why_not: the error, "" if none runs."""
 
     url: str

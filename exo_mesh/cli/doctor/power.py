@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.cli.doctor.checks import Finding, Severity
 from exo_mesh.machine.power import apple, nvidia, system_files
 
 
-@dataclass(frozen=True, slots=True)
-class PowerSources:
+class PowerSources(msgspec.Struct, frozen=True):
     """The sources of this machine. counters: readable energy counters; locked: counters that only root may read. tool:
     the program used on a Mac, "" for none."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.telemetry.tables import columns, human_bytes
 from exo_mesh.machine.own_processes import OwnProcess, end_processes, own_processes
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True):
     """The processes that were found. outcome: by pid, how the process ended; empty if none was to be ended."""
 
     found: tuple[OwnProcess, ...]
@@ -24,7 +24,7 @@ class Sweep:
 
     @property
     def values(self) -> list[dict[str, Any]]:
-        return [asdict(one) | {"outcome": self.outcome.get(one.pid, "")} for one in self.found]
+        return [msgspec.to_builtins(one) | {"outcome": self.outcome.get(one.pid, "")} for one in self.found]
 
     @property
     def text(self) -> str:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 Command = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStep:
+class ServiceStep(msgspec.Struct, frozen=True):
     """A command. may_fail: a failure is reported and the installation continues."""
 
     command: Command
     may_fail: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFile:
+class ServiceFile(msgspec.Struct, frozen=True):
     """A file of a service.
 
     is_own: the user edits it, so it is written once, never changed or removed. owner: owner of the file and of the
@@ -31,8 +30,7 @@ class ServiceFile:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ServicePlan:
+class ServicePlan(msgspec.Struct, frozen=True):
     """The plan of one service, of the machine or of a user.
 
     stale: files of earlier installations that this one removes. before, start: commands of an installation, in this

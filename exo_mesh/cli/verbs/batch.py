@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, HttpAnswer
@@ -78,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.FAILED if left or batch.failed else exit_codes.OK
 
 
-@dataclass(slots=True)
-class BatchRun:
+class BatchRun(msgspec.Struct):
     """Sends requests from several threads. failed: how many got an error as result. salt: part of the keys by which the
     node recognises a request that was sent before."""
 
@@ -91,8 +91,8 @@ class BatchRun:
     last_problem: str = ""
     _error: BaseException | None = None
     _working: int = 0
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _turn: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    _stopped: threading.Event = msgspec.field(default_factory=threading.Event)
 
     def run(self, requests: Iterator[BatchRequest], concurrency: int) -> None:
         """Sends all requests, at most `concurrency` at once. Raises the first error that concerns all of them."""

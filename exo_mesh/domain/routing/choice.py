@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from exo_mesh.domain.routing.speed import Speed
 
@@ -41,8 +42,7 @@ class Job(NamedTuple):
     output_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """An instance that could serve a request. own: the requests of this entry peer there, oldest first. others: number
     of requests of other entry peers there. slots: requests that it runs at once. rtt_s: round trip to its driver.
     trust: see Speed.trust. cached: tokens of the prompt that it has probably kept."""
@@ -60,8 +60,7 @@ class Option:
         return len(self.own) + self.others
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """Seconds from now until a request has its first token, and until it is done."""
 
     first_s: float
@@ -72,8 +71,7 @@ class Expected:
         return self.total_s + FIRST_TOKEN_WEIGHT * self.first_s
 
 
-@dataclass(frozen=True, slots=True)
-class Pacing:
+class Pacing(msgspec.Struct, frozen=True):
     """Seconds per prompt token, and per token of one answer while some number of requests runs."""
 
     prompt_token_s: float

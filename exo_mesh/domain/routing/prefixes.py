@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.routing.digest import BLOCK_TOKENS
 
@@ -14,10 +15,9 @@ MAX_BLOCKS = 16_384
 """Most blocks remembered of one instance, about 1.5 MB; those used longest ago are forgotten first."""
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(msgspec.Struct):
     members: tuple[str, ...]
-    blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    blocks: OrderedDict[bytes, None] = msgspec.field(default_factory=OrderedDict)
 
 
 class KnownPrompts:

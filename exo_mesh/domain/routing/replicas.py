@@ -4,8 +4,9 @@ back. Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 QUEUE_S = 5.0
 """All instances of a model must be full, with requests waiting, for this long before one more is placed: loading takes
@@ -48,8 +49,7 @@ class ReplicaAction(StrEnum):
     GIVE_BACK = "give back"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaUse:
+class ReplicaUse(msgspec.Struct, frozen=True):
     """A ready instance. waiting, outstanding: requests in its queue, and with the running ones. slots: requests that it
     runs at once. is_auto: the mesh placed it by itself, and nobody has asked for it since. is_mine: this node owns
     it. is_leaving: one of its peers drains."""
@@ -67,8 +67,7 @@ class ReplicaUse:
         return self.waiting > 0 or self.outstanding >= self.slots
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelLoad(msgspec.Struct, frozen=True):
     """All instances of a model that are ready, in the order in which they are numbered.
 
     may_place: this node is the one that places instances of the model. is_changing: an instance is being placed or

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 KEPT = 0.97
 """Weight that older samples keep with each new sample: about the last 30 samples count, so that a change of speed is
@@ -104,8 +105,7 @@ class Speed:
         return 0.5 ** (max(0.0, now - self._sampled_at) / HALF_LIFE_S) if self.is_known else 1.0
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct):
     members: tuple[str, ...]
     speed: Speed
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.whole.text_pieces import TextPiece
 from exo_mesh.errors import EngineError

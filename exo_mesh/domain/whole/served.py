@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.domain.fields import Printable
 
@@ -20,8 +21,7 @@ Name = Annotated[str, Printable(256)]
 """A peer sends it, and has it from a server."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     """One model of a model server.
 
     name: by which clients ask the mesh for it. engine: the whole-model engine that talks to the server. server: where
@@ -40,8 +40,7 @@ class ServedModel:
     slots: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReport:
+class ServerReport(msgspec.Struct, frozen=True):
     """One look at a model server. server: "host:port". error: why it is not up, for a person; "" if it is."""
 
     server: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.fields import AnyText, Newer, Printable, Size
 
@@ -15,8 +17,7 @@ MAX_CALL_ID_CHARS = 256
 _Text = Annotated[str, AnyText()]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True):
     """The next piece of an answer.
 
     kind "call": a piece of the tool call number `call`, counted from 0. The first piece of a call has its name, and its
@@ -30,8 +31,7 @@ class TextPiece:
     name: _Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Respelling:
+class Respelling(msgspec.Struct, frozen=True):
     """An answer so far, which came as text, as tokens with which a ring continues it.
 
     The last tokens of a text depend on what follows it: ", " may be one token, but a text that ends with "," does not
@@ -45,8 +45,7 @@ class Respelling:
     known: _Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TextUsage:
+class TextUsage(msgspec.Struct, frozen=True):
     """What an engine says at the end of an answer: the tokens as it counted them, None where it did not, and the stop
     string that ended the answer, "" if none did or it does not say."""
 
@@ -58,8 +57,7 @@ class TextUsage:
 NO_USAGE = TextUsage()
 
 
-@dataclass(frozen=True, slots=True)
-class TextInput:
+class TextInput(msgspec.Struct, frozen=True):
     """A request as text. body: a JSON object, see TextRequest.body. stops: stop strings. begun: the pieces that the
     client has already. thinking_budget: most tokens of reasoning; None for no limit."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.request import FinishReason, SamplingParams
 from exo_mesh.domain.whole.text_pieces import NO_USAGE, TextPiece, TextUsage
 
 
-@dataclass(frozen=True, slots=True)
-class TextEnd:
+class TextEnd(msgspec.Struct, frozen=True):
     """The last event of an answer. reason: STOP also for an answer that ends with tool calls."""
 
     reason: FinishReason
@@ -21,8 +21,7 @@ class TextEnd:
 TextEvent = TextPiece | TextEnd
 
 
-@dataclass(frozen=True, slots=True)
-class TextRequest:
+class TextRequest(msgspec.Struct, frozen=True):
     """One request for a whole-model engine.
 
     body: what is asked, with the keys of the OpenAI chat API: either "messages" (with "tools", "tool_choice",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+
+import msgspec
 
 from exo_mesh.domain.request import FinishReason
 from exo_mesh.domain.whole.text_pieces import TextPiece
@@ -56,7 +57,7 @@ def test_the_same_question_has_the_same_answer_at_temperature_zero(running_subje
 
 def test_a_prompt_is_answered_as_a_chat_is(running_subject: WholeSubject) -> None:
     async def work() -> None:
-        request = dataclasses.replace(question(max_tokens=8), body={"prompt": "Once upon a time"})
+        request = msgspec.structs.replace(question(max_tokens=8), body={"prompt": "Once upon a time"})
         async with loaded(running_subject) as engine:
             got = await answer(engine, request)
         assert got.text and all(isinstance(piece, TextPiece) and piece.kind == "text" for piece in got.pieces)

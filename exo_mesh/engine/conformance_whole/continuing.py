@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from exo_mesh.domain.whole.text_pieces import text_of
@@ -30,13 +29,13 @@ def test_a_begun_answer_is_continued_and_not_repeated(running_subject: WholeSubj
 
 def test_a_begun_prompt_is_continued_and_not_repeated(running_subject: WholeSubject) -> None:
     async def work() -> None:
-        request = dataclasses.replace(question(max_tokens=20), body={"prompt": "Once upon a time"})
+        request = msgspec.structs.replace(question(max_tokens=20), body={"prompt": "Once upon a time"})
         async with loaded(running_subject) as engine:
             if not engine.continues:
                 pytest.skip("the engine asks for the whole answer again")
             whole = await answer(engine, request)
             begun = await take(engine.generate(request), 5)
-            rest = await answer(engine, dataclasses.replace(request, begun=tuple(begun)))
+            rest = await answer(engine, msgspec.structs.replace(request, begun=tuple(begun)))
         assert rest.text and text_of(begun) + rest.text == whole.text
 
     run(work())

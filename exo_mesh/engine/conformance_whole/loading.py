@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from exo_mesh.engine.conformance_whole.asking import first_model, loaded, run
@@ -49,7 +48,7 @@ def test_loading_reports_progress_up_to_its_total(running_subject: WholeSubject)
 
 def test_a_model_that_the_server_does_not_have_is_refused_by_name(running_subject: WholeSubject) -> None:
     async def work() -> None:
-        missing = dataclasses.replace(await first_model(running_subject), served_name="no-such-model")
+        missing = msgspec.structs.replace(await first_model(running_subject), served_name="no-such-model")
         engine = running_subject.load_provider().create()
         try:
             await engine.load(WholeLoadRequest(missing, running_subject.options), lambda done, total: None)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.power import UNKNOWN, AcceleratorReading, DeviceValues, HardwareReading, PartPower, joined
 from exo_mesh.machine.power.system_files import MAX_W, EnergyZone, gained_uj, watts_or_none
@@ -21,8 +23,7 @@ RAPL = "rapl"
 SUMMED = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class RawReading:
+class RawReading(msgspec.Struct, frozen=True):
     """Everything that was read at one moment. parts: further parts with watts. whole: a sensor of the whole machine, if
     there is one: then the parts are not summed. machine: other figures of the machine."""
 
@@ -33,8 +34,7 @@ class RawReading:
     machine: DeviceValues = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class _Gain:
+class _Gain(msgspec.Struct, frozen=True):
     """A part's gain since the last reading. gained_j: None if unknown. is_summed: it was summed from watts."""
 
     name: str

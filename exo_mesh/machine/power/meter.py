@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.telemetry.hardware_metrics import HardwareMetrics

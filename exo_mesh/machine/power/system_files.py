@@ -10,8 +10,9 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.domain.power import AcceleratorReading, DeviceValues
 
@@ -28,8 +29,7 @@ _AMD_VENDOR, _INTEL_VENDOR = "0x1002", "0x8086"
 _INTEL_DRIVERS = ("i915", "xe")
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyZone:
+class EnergyZone(msgspec.Struct, frozen=True):
     """A counter of RAPL. part: "cpu" for the package of a processor, "memory" for its DRAM. uj: microjoules since some
     time; the counter wraps at max_uj."""
 

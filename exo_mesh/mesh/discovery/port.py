@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 Suggest = Callable[[str], None]
 """Takes the "host:port" of a possible control endpoint. Cheap, never fails, and may get the same address often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
+class Announcement(msgspec.Struct, frozen=True):
     """A node's announcement, by which others can dial it; the address is the sender's.
 
     name and protocol are for display only; the hello decides whether two nodes fit together. host: the loopback address

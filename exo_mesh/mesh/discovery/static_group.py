@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast, get_args
+
+import msgspec
 
 from exo_mesh.base.printable import reason_of
 from exo_mesh.base.small_files import read_small
@@ -34,8 +35,7 @@ MPI_SIZE_VARIABLE = "OMPI_COMM_WORLD_SIZE"
 """Open MPI sets the last two for each process that mpirun starts; older launchers of MLX set them too."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaticHost:
+class StaticHost(msgspec.Struct, frozen=True):
     """One host, by rank. ips: where the others reach it, possibly empty. rdma: devices by rank, empty without RDMA.
     port: of its node."""
 
@@ -55,8 +55,7 @@ class StaticHost:
         return tuple(joined(host, self.port) for host in self.ips or (self.name,))
 
 
-@dataclass(frozen=True, slots=True)
-class StaticGroup:
+class StaticGroup(msgspec.Struct, frozen=True):
     """The hosts of one tensor group. fast_synch: "on" or "off" if the file sets it, else ""."""
 
     hosts: tuple[StaticHost, ...]

@@ -10,13 +10,13 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import reason_of
@@ -65,8 +65,7 @@ def read_key(path: Path) -> str:
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class TailnetDevice:
+class TailnetDevice(msgspec.Struct, frozen=True):
     """A device of the tailnet. id: for calls about the device, "" if the API gave none. hosts: its addresses."""
 
     id: str

@@ -8,9 +8,10 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import TaskOwner

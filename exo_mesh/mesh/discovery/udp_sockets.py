@@ -9,7 +9,8 @@ import platform
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.addresses import Interface, LinkKind
 
@@ -30,8 +31,7 @@ _HINT = (
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A destination of announcements from one interface."""
 
     interface: Interface

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """Durations in seconds. period_s: between two rounds of probes, and of anti-entropy. probe_s: timeout of a direct
     probe, and again of an indirect probe. suspicion_s: shortest time that a suspect has to refute (see
     `swim.suspicion_s`). gossip_s: between two rounds of gossip. call_s: timeout of other calls. stall_s: a node that
@@ -28,8 +27,7 @@ class Timing:
 LAN = Timing()
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(msgspec.Struct):
     """When to dial an address again: at once, then after 0.5 s, doubling up to `longest_s`."""
 
     longest_s: float = 10.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot
 
@@ -21,8 +22,7 @@ same instance by ballots unknown here; each placement raises the counter by one.
 _MAX_ID, _MAX_PROPOSER, _MAX_COUNTER = 128, 64, 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(msgspec.Struct, frozen=True):
     """One deletion: ballots of this instance up to `ballot` are void. left_s: remaining time for which it is
     remembered."""
 
@@ -41,8 +41,7 @@ class Fence:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(msgspec.Struct, frozen=True):
     ballot: Ballot
     noted_at: float
     until: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 MAX_ITEMS = 1024
 """Most updates waiting at once; the most often sent update is dropped first."""
@@ -18,8 +19,7 @@ def retransmissions(num_others: int) -> int:
     return math.ceil(3 * math.log2(num_others + 2))
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(msgspec.Struct):
     num_sent: int
     left: int
 

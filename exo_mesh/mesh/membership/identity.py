@@ -6,9 +6,10 @@ import fcntl
 import logging
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import InputError
@@ -18,8 +19,7 @@ MAX_NODES_PER_HOME = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """`id` is 32 hex digits. The lock is held until `release`, so that no second node takes the same id."""
 
     id: str

@@ -6,8 +6,10 @@ import json
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.addresses import valid_macs
 from exo_mesh.domain.device import PeerInfo
@@ -23,8 +25,7 @@ MAX_KNOWN_ADDRESSES = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPeer:
+class KnownPeer(msgspec.Struct, frozen=True):
     """A peer that was connected before. asleep_at: when it announced that it goes to sleep (Unix seconds); 0 if
     awake."""
 
@@ -97,7 +98,7 @@ class KnownPeers:
 
     def text(self) -> str:
         """The content of the file."""
-        return json.dumps([asdict(one) for one in self._peers.values()], indent=1)
+        return json.dumps([msgspec.to_builtins(one) for one in self._peers.values()], indent=1)
 
 
 def write_private(path: Path, text: str) -> None:

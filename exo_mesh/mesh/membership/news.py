@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import Record, RecordKey

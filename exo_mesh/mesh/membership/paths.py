@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.wakeups import until_wakeup

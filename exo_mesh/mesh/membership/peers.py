@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
@@ -29,8 +30,7 @@ ones."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Peer:
+class Peer(msgspec.Struct):
     """An admitted peer.
 
     addresses: where it may be reached; `client` uses one of them. paths: the measured paths, by address. retired:
@@ -46,13 +46,13 @@ class Peer:
     client: ControlPort
     last_heard: float
     rtt_ms: float | None = None
-    paths: dict[str, Path] = field(default_factory=dict)
-    retired: list[ControlPort] = field(default_factory=list)
+    paths: dict[str, Path] = msgspec.field(default_factory=dict)
+    retired: list[ControlPort] = msgspec.field(default_factory=list)
     clock_offset_s: float | None = None
     unanswered_since: float | None = None
     sends_sums: bool = False
     takes_short_readings: bool = False
-    short: ShortReadings = field(default_factory=ShortReadings)
+    short: ShortReadings = msgspec.field(default_factory=ShortReadings)
 
     @property
     def id(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.view import TOMBSTONE_S, ForeignInfo, Record, RecordKey, RecordValue, Unread, View

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 MAX_REFUSALS = 16
 
@@ -12,8 +13,7 @@ REFUSED_S = 60.0
 10 s (detector.py, Backoff), so an ongoing refusal stays and one that is no longer attempted disappears."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
+class _Refusal(msgspec.Struct, frozen=True):
     text: str
     peer_id: str
     address: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.errors import InputError, OpenMeshError
@@ -32,8 +33,7 @@ WRITE_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WakeCall:
+class WakeCall(msgspec.Struct, frozen=True):
     """Result of waking a peer. senders: names of the nodes that sent packets. is_here: the peer is alive, so no packet
     was sent."""
 

@@ -23,9 +23,10 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
+
+import msgspec
 
 from exo_mesh.domain.fields import Cut, Flat, Only, Size
 from exo_mesh.mesh.membership.detector import Timing
@@ -145,8 +146,7 @@ def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int
     return longest_s - (longest_s - shortest_s) * share
 
 
-@dataclass(slots=True)
-class SwimMember:
+class SwimMember(msgspec.Struct):
     """State held of one other peer. since: when it entered this state, for a suspect when its time to refute began.
     doubted: a suspect that others report as dead and that was alive here."""
 
@@ -162,13 +162,12 @@ class SwimMember:
         return SwimState.DEAD if self.doubted else self.state
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Actions that are due: peers to probe, and verdicts that were just reached. next_at: when `tick` must be called
     again at the latest."""
 
-    probes: list[str] = field(default_factory=list)
-    dead: list[Update] = field(default_factory=list)
+    probes: list[str] = msgspec.field(default_factory=list)
+    dead: list[Update] = msgspec.field(default_factory=list)
     next_at: float = 0.0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from exo_mesh.mesh.membership import calls
 from exo_mesh.mesh.membership.key_sharing import KeySharing
@@ -15,8 +16,7 @@ from exo_mesh.wire.call_access import CallGuard, OwnCalls, PeerAt
 from exo_mesh.wire.peer_call import AnyAnswer, CallAnswer, answer
 
 
-@dataclass(frozen=True, slots=True)
-class SharingParts:
+class SharingParts(msgspec.Struct, frozen=True):
     """keys: the HTTP API keys. settings: the settings in force here, of which the mesh shares some."""
 
     keys: KeySharing

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from exo_mesh.domain.embedding import GENERATION
@@ -32,8 +32,7 @@ MAX_FILES = 256
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnCard:
+class _OwnCard(msgspec.Struct, frozen=True):
     """A card of this machine. is_alone: its file has no other card, so the file can be deleted with the card."""
 
     card: TomlCard
@@ -41,8 +40,7 @@ class _OwnCard:
     is_alone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
+class _Joined(msgspec.Struct, frozen=True):
     """Cards by id, and ids by lower-case name, computed from the view at this version of its cards."""
 
     version: int

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.models.cards.toml_card import TomlCard
 
 
-@dataclass(frozen=True, slots=True)
-class Companion:
+class Companion(msgspec.Struct, frozen=True):
     """A repository that a card names. repo: hub id, or ID@REVISION. field: the card's field, for people. is_required:
     the model is incomplete without it; without the others it gives the same answers, only slower."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from exo_mesh.models.cards.toml_card import (
     ModalitiesSection,
@@ -25,8 +26,7 @@ _WORD = re.compile(r"\b(enable_thinking|thinking|thinking_budget|reasoning_effor
 _THINKS = re.compile(r"</?think>|\[/?THINK\]|<\|channel\|>|\breasoning_content\b")
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateFacts:
+class TemplateFacts(msgspec.Struct, frozen=True):
     """What a chat template shows about a model."""
 
     tools: bool = False
@@ -58,8 +58,7 @@ class TemplateFacts:
         return cls("tools" in tools.variables and tools.traits.shows_tools, thinks, toggle, budget, effort)
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilityProfile:
+class CapabilityProfile(msgspec.Struct, frozen=True):
     """What a model itself can do, independent of what this version serves."""
 
     family: str

@@ -12,8 +12,9 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.spans import covers, num_bytes

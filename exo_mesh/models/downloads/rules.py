@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from exo_mesh.errors import FetchError
 from exo_mesh.models.mesh_store import StoreRules
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRules:
+class FetchRules(msgspec.Struct, frozen=True):
     """The rules. fetches: one of domain.device.FETCHES. max_bytes: limit for all fetched models together, None: no
     limit. evict_pinned: models that were pulled by name may be deleted too. scheme: of the file servers' URLs."""
 
@@ -17,7 +16,7 @@ class FetchRules:
     max_bytes: int | None = None
     evict_pinned: bool = False
     scheme: str = "http"
-    store: StoreRules = field(default_factory=StoreRules)
+    store: StoreRules = msgspec.field(default_factory=StoreRules)
 
     def require(self, *, from_hub: bool) -> None:
         """Raises FetchError unless this node fetches models. from_hub: it must also be allowed to use the hub."""

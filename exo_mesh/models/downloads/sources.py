@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.domain.fetch_plan import HUB, PlannedShare, fetch_plan
@@ -26,8 +27,7 @@ OtherFetches = frozenset[tuple[str, Layers]]
 """(peer id, layers) of the fetches of one model by other peers."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchNeed:
+class FetchNeed(msgspec.Struct, frozen=True):
     """What this node must have of a model. wants: of all peers that fetch the model for the same reason. from_hub: this
     node may use the hub for it. hub_user: the only peer that does, "": each that may."""
 

@@ -16,6 +16,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 
+import msgspec
+
 from exo_mesh.domain.spans import Pieces, Span, Spans, cut
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.models.fetcher.duty import DutyCycle
@@ -83,8 +85,7 @@ class UsedSource:
                 self._files.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """Bytes of one file to be fetched in one piece, and the sources to try in this order."""
 
     name: str

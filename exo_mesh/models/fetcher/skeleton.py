@@ -12,8 +12,10 @@ import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.spans import Pieces, joined
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
@@ -64,8 +66,7 @@ NEAR_PARTS = 1024
 a small model."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkeletonOrder:
+class SkeletonOrder(msgspec.Struct, frozen=True):
     """What to create, and from what. listing: of one source; sources: all that have these files, in order.
 
     quantisation: of a GGUF model on a hub; "" for safetensors, and for GGUF files with the texts that a peer has made

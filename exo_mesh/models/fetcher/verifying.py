@@ -13,7 +13,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.spans import Digests, Span, Spans, covers, cut, cut_at, merged, minus
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
@@ -53,8 +54,7 @@ OnWrong = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class HubBudget:
+class HubBudget(msgspec.Struct, eq=False):
     """How many bytes the checks of one request may still read from the hub only to check, because somebody pays for the
     line. The comparison after a wrong digest is not limited."""
 
@@ -69,8 +69,7 @@ _OWN = -1
 """Stands for this node where sources are numbered."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RightPiece:
+class _RightPiece(msgspec.Struct, frozen=True):
     """A piece that is other here: the digest of a source's bytes."""
 
     piece: Span
@@ -78,8 +77,7 @@ class _RightPiece:
     source: UsedSource
 
 
-@dataclass(frozen=True, slots=True)
-class _Mixture:
+class _Mixture(msgspec.Struct, frozen=True):
     """A file that may be the right one, up to some byte. owners: the sources that have all of it. other: the pieces
     that are other here."""
 
@@ -88,8 +86,7 @@ class _Mixture:
     other: tuple[_RightPiece, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """What a search found. right: the file with the right digest, if any. is_compared: whether there were other bytes
     to compare those here with."""
 

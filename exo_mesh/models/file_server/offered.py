@@ -7,9 +7,10 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from exo_mesh.domain.spans import Digests, Spans
 from exo_mesh.errors import ModelError
@@ -34,8 +35,7 @@ _MAX_KEPT = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedFile:
+class OfferedFile(msgspec.Struct, frozen=True):
     """A file on offer. path: with the file's final name, although it may still be stored as a part."""
 
     path: Path
@@ -59,8 +59,7 @@ class OfferedFile:
             return open_model_file(on_disk(self.path))  # it was completed, and renamed, in between
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedModel:
+class OfferedModel(msgspec.Struct, frozen=True):
     """The state of a model's directory at one moment. manifest: None if all files are complete."""
 
     model_dir: Path

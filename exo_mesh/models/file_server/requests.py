@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import unquote
+
+import msgspec
 
 from exo_mesh.models.file_server.messages import MAX_WAIT_S, WAIT_HEADER
 
@@ -24,8 +25,7 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class FileRequest:
+class FileRequest(msgspec.Struct, frozen=True):
     """A parsed request. file: "" for the listing. start, stop: of the range, `stop` None for the rest of the file.
     if_match: the digest that the model must have, "" for any. keeps: the connection stays open."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from exo_mesh.rings.serving.traces import RequestTrace
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerTimes:
+class HandlerTimes(msgspec.Struct, frozen=True):
     """When the handler of a request did what, on the clock of RequestTrace.entered_at. began: before it read the body;
     asked: the body is checked; prepared: the prompt is ready in tokens; ended: the reply is built. template_s,
     tokenizer_s: their seconds between asked and prepared."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from exo_mesh.domain.device import Device, HopReading, PeerInfo, Telemetry
@@ -156,7 +156,7 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         "stage": stage.index,
         "memory_bytes": stage.beat.memory_bytes,
         "sequences": stage.beat.sequences,
-        "library": asdict(stage.beat.library) if stage.beat.library is not None else None,
+        "library": msgspec.to_builtins(stage.beat.library) if stage.beat.library is not None else None,
         "prefix_cache": {"sequences": stage.beat.prefix.kept, "bytes": stage.beat.prefix.num_bytes},
     }
     if stage.num_ranks > 1:

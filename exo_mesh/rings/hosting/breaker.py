@@ -4,7 +4,8 @@ Pure."""
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+
+import msgspec
 
 CRASHES = 3
 WINDOW_S = 60.0
@@ -20,17 +21,15 @@ Key = tuple[str, str]
 """(model digest, engine). Each node has its own breaker."""
 
 
-@dataclass(slots=True)
-class _Record:
-    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=CRASHES))
+class _Record(msgspec.Struct):
+    crashes: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=CRASHES))
     open_until: float = float("-inf")
     open_s: float = 0.0
     model: str = ""
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(msgspec.Struct, frozen=True):
     """A model and engine that are refused now. left_s: seconds until the refusal ends."""
 
     model: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.runner.heartbeat import Heartbeat
 
@@ -22,15 +23,14 @@ MAX_DETAIL = 300
 Value = str | int | float
 
 
-@dataclass(slots=True)
-class FlightEntry:
+class FlightEntry(msgspec.Struct):
     """One phase or event of a runner. at, until: Unix seconds; a phase that lasts is one entry. count: how often it was
     noted."""
 
     at: float
     phase: str
     detail: str = ""
-    attrs: dict[str, Value] = field(default_factory=dict)
+    attrs: dict[str, Value] = msgspec.field(default_factory=dict)
     until: float = 0.0
     count: int = 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, gigabytes
@@ -29,8 +30,7 @@ MAX_SHRUNK = 256
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shrunk:
+class _Shrunk(msgspec.Struct, frozen=True):
     """A model that took more memory here than there was."""
 
     model: str

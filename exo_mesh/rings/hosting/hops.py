@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import MeshError
@@ -28,8 +29,7 @@ two looks. The caller waits for 1.5 s. The runner reports the hop within half a 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Hop:
+class _Hop(msgspec.Struct):
     runner: Runner
     next_peer: str
     endpoint: str

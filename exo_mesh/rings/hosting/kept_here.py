@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh import __version__
 from exo_mesh.base.wakeups import next_wakeup

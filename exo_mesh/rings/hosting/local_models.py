@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.model import ModelCard
@@ -24,8 +25,7 @@ async def _all_is_here(plan: Plan, index: int) -> AsyncGenerator[FetchStep, None
         yield step
 
 
-@dataclass(frozen=True, slots=True)
-class LocalModels:
+class LocalModels(msgspec.Struct, frozen=True):
     """The functions by which a stage host gets models on disk.
 
     card, find: may raise UnknownModelError or ModelError, and block. introduce: gets config, tokenizer and headers of a

@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from exo_mesh.machine.disk import Disk
@@ -27,8 +27,7 @@ KILLED_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PidFiles:
+class PidFiles(msgspec.Struct, frozen=True):
     """One file per process in a directory that belongs to one node id."""
 
     directory: Path

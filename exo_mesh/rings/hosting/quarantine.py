@@ -13,7 +13,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,8 +25,7 @@ MAX_KEPT = 64
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One quarantined model and engine. digest: of the model. flags: of the engine's options. since, until: Unix
     seconds."""
 

@@ -3,8 +3,9 @@ process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
@@ -19,8 +20,7 @@ MAX_PROMISES = 1024
 first."""
 
 
-@dataclass(slots=True)
-class Lease:
+class Lease(msgspec.Struct):
     """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
     owner watches the stage. `taken_bytes` is what its process has taken so far. adopted: the ballot by which another
     peer took the plan over from an owner that had gone. worked_at: when the stage last did something."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.engine.process_environment import ALLOCATOR, compute_environment
@@ -16,8 +17,7 @@ from exo_mesh.wire.channel_options import QUICK_POLLING
 RUNNER_ENVIRONMENT = {**ALLOCATOR, **QUICK_POLLING}
 
 
-@dataclass(slots=True)
-class RunnerChild:
+class RunnerChild(msgspec.Struct):
     """A runner's process and the node's end of its pipe. Call `open` before `reader` and `writer`."""
 
     process: asyncio.subprocess.Process

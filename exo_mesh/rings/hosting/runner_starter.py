@@ -7,9 +7,10 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.stage_metrics import ModelFacts
@@ -37,19 +38,17 @@ from exo_mesh.wire.runner_commands import StartStage
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HostLimits:
+class HostLimits(msgspec.Struct, frozen=True):
     """The way runners are started, and their time limits."""
 
-    runner: RunnerLimits = field(default_factory=RunnerLimits)
+    runner: RunnerLimits = msgspec.field(default_factory=RunnerLimits)
     command: Sequence[str] = RUNNER_COMMAND
 
 
 USUAL_LIMITS = HostLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerHistory:
+class RunnerHistory(msgspec.Struct, frozen=True):
     """The memory of this node about its runners after they ended: whether to try again, their last phases, their
     pids."""
 
@@ -65,8 +64,7 @@ class RunnerHistory:
         return RunnerHistory(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRunner:
+class StartedRunner(msgspec.Struct, frozen=True):
     """A process that has been made for a lease, and what its metrics say of the model."""
 
     runner: Runner
@@ -150,12 +148,11 @@ SLOWER = 8.0
 """A load may be this much slower than the slowest of the last loads of its engine: other programs may use the disk."""
 
 
-@dataclass(slots=True)
-class RunnerPace:
+class RunnerPace(msgspec.Struct):
     """Durations of the last starts and loads on this machine. `scaled` only ever grants more time than the defaults."""
 
-    _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-    _bytes_per_s: dict[str, deque[float]] = field(default_factory=dict)
+    _starts_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=16))
+    _bytes_per_s: dict[str, deque[float]] = msgspec.field(default_factory=dict)
 
     def started(self, seconds: float) -> None:
         """Note the seconds from the start of a runner to its first report."""

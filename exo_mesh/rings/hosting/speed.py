@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from statistics import median
+
+import msgspec
 
 WINDOW = 32
 """Samples that count; one comes with a heartbeat, twice a second while a stage works."""
@@ -14,14 +15,13 @@ MIN_STEPS = 4
 """A heartbeat with fewer steps is ignored: it shows a moment, not the speed of the machine."""
 
 
-@dataclass(slots=True)
-class SpeedMeter:
+class SpeedMeter(msgspec.Struct):
     """Seconds that a step takes per 1e9 bytes of weights, by engine: the median over the last samples.
 
     The median, because a prefill chunk takes many times as long as a decode step, and an empty frame almost nothing.
     """
 
-    _samples: dict[str, deque[float]] = field(default_factory=dict)
+    _samples: dict[str, deque[float]] = msgspec.field(default_factory=dict)
 
     def take(self, engine: str, step_bytes: int, busy_s: float, steps: int) -> None:
         """Note a sample: a stage that reads `step_bytes` of weights per step was busy for `busy_s` with `steps` steps

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner

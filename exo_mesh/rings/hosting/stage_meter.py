@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.telemetry.durations import DurationCounts, Durations
 from exo_mesh.base.telemetry.families import Gauges, Histograms, Labels
@@ -21,12 +22,11 @@ WINDOW_BEATS = 21
 """Heartbeats that are kept: the last 10 s."""
 
 
-@dataclass(slots=True)
-class StageShares:
+class StageShares(msgspec.Struct):
     """The shares of a stage's time over its last heartbeats."""
 
-    _beats: deque[tuple[float, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
-    _prefill: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
+    _beats: deque[tuple[float, float, bool]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
+    _prefill: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))
 
     def take(self, now: float, beat: Heartbeat) -> None:
         """Takes a heartbeat. now: monotonic seconds."""

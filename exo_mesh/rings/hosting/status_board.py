@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.runner.heartbeat import Heartbeat
@@ -14,8 +15,7 @@ _NEVER_S = 3600.0
 _Kind = TypeVar("_Kind", bound=StageUpdate)
 
 
-@dataclass(frozen=True, slots=True)
-class StageBeat:
+class StageBeat(msgspec.Struct, frozen=True):
     """The last heartbeat of a stage that runs here; is_driver: it is the last stage of its ring. rank, num_ranks: of
     its tensor group; 0 and 1 without one. kv_heads: of this rank's KV; 0 if unknown."""
 

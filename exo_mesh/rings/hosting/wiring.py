@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
@@ -22,8 +22,7 @@ from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class HostingParts:
+class HostingParts(msgspec.Struct, frozen=True):
     """The stages here, the history of their runners, and the monitor that reports memory pressure to them."""
 
     host: StageHost

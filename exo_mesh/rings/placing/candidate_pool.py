@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.device import API, EDGE, PeerInfo
 from exo_mesh.domain.engine_speed import speed_of
@@ -17,8 +18,7 @@ from exo_mesh.rings.placing.retryable import capacity_of
 from exo_mesh.rings.placing.spec import InstanceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Here(msgspec.Struct, frozen=True):
     """What placement needs to know of this machine: the bytes that a stage could get now, the bytes it could get if
     nothing else ran, and the engines that run a model, best first."""
 

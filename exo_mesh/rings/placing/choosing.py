@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.domain.device import Telemetry
@@ -27,14 +28,13 @@ def _no_jobs() -> OwnJobs:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """The facts about a request when an instance is chosen for it. own: returns the requests of this entry peer, and is
     called only if there is a choice. job: what the request needs. tokens: the most tokens, prompt and output together,
     that it may use. full: instances that have refused it. hashes: returns the block hashes of its prompt
     (domain/routing/prefixes.py); called only if there is a choice."""
 
-    own: Callable[[], OwnJobs] = field(default=_no_jobs)
+    own: Callable[[], OwnJobs] = msgspec.field(default=_no_jobs)
     job: Job = NO_WORK
     tokens: int = 0
     full: frozenset[str] = frozenset()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from exo_mesh.domain.device import StaticRank
 from exo_mesh.machine.interfaces import read_interfaces
@@ -13,8 +15,7 @@ from exo_mesh.mesh.discovery.static_group import StaticGroup, given_rank, launch
 from exo_mesh.settings.config import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class OwnRank:
+class OwnRank(msgspec.Struct, frozen=True):
     """This node's rank in a static group. rank: None if no hostfile or launcher defines a group. addresses: "host:port"
     of the other nodes, as far as known."""
 

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
 from weakref import WeakSet, WeakValueDictionary
+
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.tasks import TaskOwner

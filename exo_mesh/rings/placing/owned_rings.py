@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import counted
 from exo_mesh.base.tasks import TaskOwner

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import monotonic
 from exo_mesh.base.printable import counted
@@ -56,8 +58,7 @@ changing during the placement."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True):
     """A plan for which every member has reserved memory, and the endpoints of each rank's collectives. avoided: peers
     that were left out because their runners had crashed or got stuck. note: why the plan differs from what a user might
     expect."""

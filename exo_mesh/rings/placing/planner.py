@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.engine_speed import Prediction, predict, speed_of

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.engine_speed import PROMPT_TOKENS, Prediction

@@ -8,7 +8,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.metrics import Metrics
@@ -48,8 +50,7 @@ long."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Attempt:
+class _Attempt(msgspec.Struct):
     """One recovery in progress. above: the highest ballot used or met. known: a living peer with a higher ballot is
     recovering the ring or has recovered it. caps: bytes that peers reported they can give. unable: peers on which a
     plan failed. touched: peers that may hold something of the ring. is_published: the view has a record of the
@@ -61,8 +62,8 @@ class _Attempt:
     unable: set[str]
     touched: set[str]
     only_what_is_left: bool
-    caps: dict[str, int] = field(default_factory=dict)
-    refusals: list[str] = field(default_factory=list)
+    caps: dict[str, int] = msgspec.field(default_factory=dict)
+    refusals: list[str] = msgspec.field(default_factory=list)
     is_published: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Seat
@@ -30,14 +30,13 @@ class StageFailedError(EngineError):
     """An engine failed while loading its stage; the peer counts such failures and refuses the stage after too many."""
 
 
-@dataclass(slots=True)
-class RefusedStages:
+class RefusedStages(msgspec.Struct):
     """What peers have refused during one placement. usable_bytes: the memory a peer can give, by peer id, if memory was
     the reason. unable: peers that can never run their stage. texts: the refusals in order, for people."""
 
-    usable_bytes: dict[str, int] = field(default_factory=dict)
-    unable: dict[str, ReservationError] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
+    usable_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    unable: dict[str, ReservationError] = msgspec.field(default_factory=dict)
+    texts: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_hopeless(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.group_placement import FAILED, groups_of
 from exo_mesh.domain.grouping import GroupWish, WishedBackend
@@ -14,8 +15,7 @@ from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.settings.config import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSpec:
+class InstanceSpec(msgspec.Struct, frozen=True):
     """A requested instance. None for policy and min_peers means the node's own settings.
 
     exclude_peers, pins: peers by id or name. Pins fix the layers of each peer, so policy and min_peers are ignored.

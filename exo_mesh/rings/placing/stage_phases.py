@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from exo_mesh.domain.reports import InstanceReport, InstanceStage
 from exo_mesh.domain.view import InstanceState
@@ -21,8 +22,7 @@ class LoadPhase(StrEnum):
     READY = "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class StagePhase:
+class StagePhase(msgspec.Struct, frozen=True):
     """A phase with its progress. done, total: bytes while downloading, parts of the weights while loading; 0 if
     unknown."""
 

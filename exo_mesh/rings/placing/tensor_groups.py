@@ -7,7 +7,8 @@ plan collects them, and each node starts its own rank with the whole list.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.domain.group_placement import FAILED
@@ -35,8 +36,7 @@ def wirings(plan: Plan, collectives: Mapping[Seat, str]) -> dict[Seat, RankWirin
     return found
 
 
-@dataclass(slots=True)
-class _Trouble:
+class _Trouble(msgspec.Struct):
     """A reason against a group. failures: 0 for a group that works but is faster as something else."""
 
     failures: int

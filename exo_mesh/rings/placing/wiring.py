@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
@@ -28,8 +29,7 @@ from exo_mesh.rings.placing.ring_use import RingUse
 from exo_mesh.settings.effective import EffectiveSettings
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceParts:
+class InstanceParts(msgspec.Struct, frozen=True):
     """The parts that manage instances. members: the only way from here to stages. owned_rings: this node's rings.
     instances: those of the whole mesh. auto_replicas: None if that is off."""
 

@@ -19,8 +19,9 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import IO, Any
+
+import msgspec
 
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 
@@ -50,8 +51,7 @@ class StoredPrefixError(Exception):
     """A file is damaged, cut short, or unusable for this stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPrefix:
+class StoredPrefix(msgspec.Struct, frozen=True):
     """What a file says before its tensors. maker: the stage that can use it. key: of the content. length: positions of
     the content. positions: those that the tensors hold, at least as many. blocks: the chained hashes of the blocks,
     HASH_BYTES each. prompt: positions of the content that the same prompt can begin with; prompt_key: their key; 0 and
@@ -126,8 +126,7 @@ def read(stream: IO[bytes], secret: bytes | None) -> tuple[StoredPrefix, dict[st
     return header.about, tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorPlace:
+class _TensorPlace(msgspec.Struct, frozen=True):
     """Where a tensor is in the data."""
 
     name: str
@@ -137,8 +136,7 @@ class _TensorPlace:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class _FileHeader:
+class _FileHeader(msgspec.Struct, frozen=True):
     about: StoredPrefix
     places: tuple[_TensorPlace, ...]
     before: int

@@ -16,9 +16,10 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.rings.prefix_disk import file_format
@@ -37,8 +38,7 @@ _NAME = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})\.kv")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FileLimits:
+class FileLimits(msgspec.Struct, frozen=True):
     """Limits of all files below a root. most_bytes: of all files together. days: a file that was not used for so long
     is removed."""
 
@@ -46,8 +46,7 @@ class FileLimits:
     days: float
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True):
     """A file as its folder shows it, without reading it. stage: the folder, relative to the root. used_at: Unix time of
     its last use."""
 
@@ -92,8 +91,7 @@ def _free_bytes(path: Path) -> tuple[int, int]:
     return usage.total, usage.free
 
 
-@dataclass(slots=True)
-class StageFolder:
+class StageFolder(msgspec.Struct):
     """The files of one stage. From any thread.
 
     root: with the folders of all stages of this machine; name: of this one below it. maker: the stage that the files
@@ -108,9 +106,9 @@ class StageFolder:
     now: Callable[[], float] = time.time
     free_bytes: Callable[[Path], tuple[int, int]] = _free_bytes
     """Returns the total and the free bytes of a volume, or raises OSError."""
-    _files: dict[bytes, tuple[StoredPrefix, Path]] = field(default_factory=dict)
+    _files: dict[bytes, tuple[StoredPrefix, Path]] = msgspec.field(default_factory=dict)
     _lock: IO[str] | None = None
-    _turn: threading.RLock = field(default_factory=threading.RLock)
+    _turn: threading.RLock = msgspec.field(default_factory=threading.RLock)
 
     @property
     def path(self) -> Path:

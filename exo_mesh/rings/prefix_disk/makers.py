@@ -8,8 +8,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.domain.shard import MAX_KEYS, KeptLayers
 from exo_mesh.rings.prefix_disk import file_format
@@ -25,8 +26,7 @@ MOST_TRIES = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class KvMaker:
+class KvMaker(msgspec.Struct, frozen=True):
     """A stage, or a rank of one: another one cannot use its files. version: of exo-mesh, the engine's name, and its
     version. size: ranks of the stage, 0 if it is no tensor group."""
 
@@ -77,8 +77,7 @@ def maker_from(text: str) -> KvMaker:
         raise StoredPrefixError("its maker is unknown") from exc
 
 
-@dataclass(slots=True)
-class KeptKv:
+class KeptKv(msgspec.Struct):
     """The KV of all stages below a root. is_usable: whether a stage of today could use the files of a maker. days:
     after which a file that was not used expires. secret: of the files; None in an open mesh."""
 
@@ -89,10 +88,10 @@ class KeptKv:
     now: Callable[[], float] = time.time
     _state: dict[str, int] | None = None
     """When each folder was changed at the last look."""
-    _found: dict[str, list[KeptLayers]] = field(default_factory=dict)
+    _found: dict[str, list[KeptLayers]] = msgspec.field(default_factory=dict)
     _right_until: float = math.inf
     """When the first of the files expires; the past if a folder could not be read."""
-    _makers: dict[str, KvMaker] = field(default_factory=dict)
+    _makers: dict[str, KvMaker] = msgspec.field(default_factory=dict)
     """The makers that were read, by folder. The name of a folder depends on the maker."""
 
     def read(self) -> dict[str, list[KeptLayers]]:

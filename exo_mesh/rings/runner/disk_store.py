@@ -12,8 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from queue import Full, Queue
+
+import msgspec
 
 from exo_mesh.domain.frame import DiskNews, StoreKv
 from exo_mesh.domain.runner.prefix_figures import PrefixFigures
@@ -53,22 +54,20 @@ MOST_LISTED = 4096
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _FileInMemory:
+class _FileInMemory(msgspec.Struct):
     """A file that is read ahead. saved: None if it could not be read."""
 
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = msgspec.field(default_factory=threading.Event)
     saved: SavedSequence | None = None
 
 
-@dataclass(slots=True)
-class _OpenCopy:
+class _OpenCopy(msgspec.Struct):
     """A sequence that is being copied out of the engine. parts: still to be copied."""
 
     op: StoreKv
     parts: Iterator[SavedSequence]
     positions: int = 0
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = msgspec.field(default_factory=dict)
 
 
 class DiskStore:

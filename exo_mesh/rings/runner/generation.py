@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.embedding import EmbedSpec
@@ -35,8 +35,7 @@ LAPS_AT_ONCE = 16
 """Laps sent in one message. The trace of a request that fails or is cancelled ends with the laps that were sent."""
 
 
-@dataclass(slots=True)
-class Generation:
+class Generation(msgspec.Struct):
     """The state of one request in the driver, from submit to its end. `index` counts output tokens, including tokens
     from an earlier plan. submitted_at: seconds of `time.perf_counter`."""
 
@@ -47,15 +46,15 @@ class Generation:
     index: int
     queued: bool = False
     """Whether the caller got a message that the request waits."""
-    submitted_at: float = field(default_factory=time.perf_counter)
-    laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
+    submitted_at: float = msgspec.field(default_factory=time.perf_counter)
+    laps: deque[FrameTrace] = msgspec.field(default_factory=partial(deque, maxlen=MAX_LAPS))
     kept: Kept | None = None
     """Where the output is kept, if the client gave an idempotency key."""
     constraint: Constraint | None = None
     """The grammar or thinking budget that limits the output, if there is one."""
     constrained: bool = False
     """Whether the constraint has been asked for the first forced tokens."""
-    forced: list[int] = field(default_factory=list)
+    forced: list[int] = msgspec.field(default_factory=list)
     """Forced first tokens that wait for a row on its way; the logits of that row are not used."""
     is_compared: bool = False
     """Whether the caller has got the position at which the prompt departs from kept sequences."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.request import GenerateRequest
@@ -12,49 +13,42 @@ from exo_mesh.rings.runner.stage import StageResult
 from exo_mesh.rings.runner.stage_setup import StageSetup
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True):
     request: GenerateRequest
     mailbox: Mailbox
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """The caller behind the mailbox is gone."""
 
     request_id: str
     mailbox: Mailbox
 
 
-@dataclass(frozen=True, slots=True)
-class Unpark:
+class Unpark(msgspec.Struct, frozen=True):
     """The caller behind the mailbox has read all messages."""
 
     request_id: str
     mailbox: Mailbox
 
 
-@dataclass(frozen=True, slots=True)
-class Reassure:
+class Reassure(msgspec.Struct, frozen=True):
     """The ring is stopped and being repaired: callers that wait for tokens get a sign of life."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """Another thread of the driver has finished the work that a request waits for."""
 
     callback: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """A frame failed outside of `run`: an error in exo-mesh itself, because a stage catches errors of its engine."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """The ring continues under another plan, in which this stage has the same layers. kept_from: stages from this one
     on keep the KV of running sequences. done: called once the plan is in force, with how many requests continue at this
     driver."""
@@ -64,16 +58,14 @@ class Change:
     done: Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A frame that waits for its turn, and since when."""
 
     frame: Frame
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(msgspec.Struct, frozen=True):
     """The engine's thread has computed a frame."""
 
     result: StageResult

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import (

@@ -11,10 +11,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.runner.reports import (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from exo_mesh.domain.footprint import MOST_SEQUENCES
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
@@ -22,8 +24,7 @@ class DiskSetup:
     secret: bytes = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class StageSetup:
+class StageSetup(msgspec.Struct, frozen=True):
     """The plan of a worker and its place in it. rank: set in a tensor group. memory: of the machine, just before the
     load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
 
@@ -71,8 +72,7 @@ class StageSetup:
         return self.rank is not None and not self.rank.is_leader
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedEngine:
+class PreparedEngine(msgspec.Struct, frozen=True):
     """An engine whose library was imported before there was a stage for it."""
 
     name: str

@@ -7,9 +7,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.domain.runner.prefix_figures import PrefixFigures

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest
 
@@ -19,7 +21,7 @@ def fan_out(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]
         raise ValueError(f"{num_choices} choices")
     if num_choices == 1:
         return [request]
-    first = replace(request, share_id=request.request_id)
+    first = dataclasses.replace(request, share_id=request.request_id)
     return [first, *(_choice(first, index) for index in range(1, num_choices))]
 
 
@@ -42,7 +44,7 @@ def best_choices(logprobs: Sequence[Sequence[float]], num_best: int) -> list[int
 
 def _choice(first: GenerateRequest, index: int) -> GenerateRequest:
     key_hash = first.key_hash and hashlib.sha256(first.key_hash + index.to_bytes(4, "big")).digest()
-    return replace(
+    return dataclasses.replace(
         first,
         request_id=f"{first.request_id}-{index}",
         span_id="",

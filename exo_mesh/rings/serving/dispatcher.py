@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.domain.plan import Ballot
@@ -35,8 +36,7 @@ LOOK_EVERY_S, MOST_LOOKS = 0.5, 8
 comparison takes a millisecond."""
 
 
-@dataclass(slots=True)
-class MoveLooks:
+class MoveLooks(msgspec.Struct):
     """Limits how often waiting requests are compared with other instances."""
 
     began: float = 0.0
@@ -50,8 +50,7 @@ class MoveLooks:
         return self.num_looks <= MOST_LOOKS
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatcher:
+class Dispatcher(msgspec.Struct, frozen=True):
     """The rings that requests of this node can use, running or still to be placed."""
 
     instances: Instances
@@ -59,8 +58,8 @@ class Dispatcher:
     drivers: DriverChannels
     journal: Journal
     clock: Clock
-    reached: ReachedDrivers = field(default_factory=ReachedDrivers)
-    looks: MoveLooks = field(default_factory=MoveLooks)
+    reached: ReachedDrivers = msgspec.field(default_factory=ReachedDrivers)
+    looks: MoveLooks = msgspec.field(default_factory=MoveLooks)
     auto_place: bool = True
     """Whether a request for a model without an instance places one."""
     stand_ins: Callable[[str], list[str]] = lambda model: []

@@ -4,7 +4,8 @@ was computed again."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
 
@@ -15,8 +16,7 @@ AROUND = 16
 """Tokens of a prompt before and behind the place where it parts from a kept one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """The facts about the prompt of one request. common: tokens that it has in common with the nearest kept sequence;
     before, mine: its tokens before and behind these; theirs: those of the kept sequence, if that is of the same client.
     first_s: time to its first token."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from statistics import quantiles
 from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from exo_mesh.base.printable import counted, printable
 from exo_mesh.errors import InputError, MeshError
@@ -44,8 +46,7 @@ def kind_of(request_id: str) -> str:
     return next((kind for prefix, kind in KINDS.items() if request_id.startswith(prefix)), "completion")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestOutcome(msgspec.Struct, frozen=True):
     """The end of a request. outcome: why generation stopped, or the code of its error. timed_out: it reached the time
     limit of a request, with or without tokens. is_pressure_abort: it ended with the tokens so far, because no machine
     had memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by all programs, when the request
@@ -101,7 +102,7 @@ class RequestOutcome:
     def describe(self) -> dict[str, Any]:
         rate = self.tokens_per_s
         return {
-            **{name: getattr(self, name) for name in self.__slots__ if name not in ("timed_out", "is_pressure_abort")},
+            **{name: value for name, value in asdict(self).items() if name not in ("timed_out", "is_pressure_abort")},
             "kind": self.kind,
             "status": self.status,
             "tokens_per_s": None if rate is None else round(rate, 2),

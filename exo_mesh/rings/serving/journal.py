@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import counted
@@ -42,8 +45,7 @@ END_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Wait:
+class Wait(msgspec.Struct):
     """What a live request waits for, if it does: some work, or a message of its driver."""
 
     work: asyncio.Future[Any] | None = None
@@ -57,18 +59,17 @@ class Wait:
             self.call.interrupt(error)
 
 
-@dataclass(slots=True)
-class JournalEntry:
+class JournalEntry(msgspec.Struct):
     """One live request: its input, its output so far, and what it waits for."""
 
     request: GenerateRequest
     model: str
     entered_at: float
-    emitted: list[Output] = field(default_factory=list)
+    emitted: list[Output] = msgspec.field(default_factory=list)
     """Its output so far: token ids, and pieces of text where an engine gave text. Before the token ids that follow
     such pieces it says which tokens stand for them."""
     cancelled: bool = False
-    wait: Wait = field(default_factory=Wait)
+    wait: Wait = msgspec.field(default_factory=Wait)
     last_token_at: float | None = None
     ttft_s: float | None = None
     """Seconds from its entry to its first token."""
@@ -137,7 +138,9 @@ class JournalEntry:
             ids, begins_with = self._respelling.ids, self._respelling.spelling
         resume_ids = (*self.request.resume_ids, *ids)
         self._skew = self.next_index + (self._respelling is not None) - len(resume_ids)
-        return replace(self.request, resume_ids=resume_ids, begins_with=begins_with, prompt_logprobs=wanted, text=None)
+        return dataclasses.replace(
+            self.request, resume_ids=resume_ids, begins_with=begins_with, prompt_logprobs=wanted, text=None
+        )
 
     def _as_ids(self) -> tuple[int, ...] | None:
         """The tokens of the output so far; None if text came since the last ones, or if the tokens may not have spelled
@@ -170,7 +173,7 @@ class JournalEntry:
         begun = (*self.request.text.begun, *self._pieces())
         self._skew, self._respelling = self.next_index - len(begun), None
         text = replace(self.request.text, begun=begun)
-        return replace(self.request, prompt_ids=(), resume_ids=(), text=text)
+        return dataclasses.replace(self.request, prompt_ids=(), resume_ids=(), text=text)
 
     def _pieces(self) -> tuple[TextPiece, ...]:
         """The emitted output as text."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.base.clock import Clock
 
@@ -22,8 +23,7 @@ HASH_CHARS = 24
 """Characters of the random part of an id, which no owner has."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class KeptAnswer(msgspec.Struct, frozen=True):
     """A finished answer. id: as its client knows it; whoever knows it has got it from that client. key_id: of the API
     key that it came with; "" without one. previous_id: of the answer that its request continued; "" for none.
     data: input and reply, in a form that only the API knows."""

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.request_metrics import RequestMeter
@@ -48,8 +50,7 @@ LOOK_AGAIN_S = 3.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True):
     """Time limits of a request in seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before
     the first token (places in the queue and prefill are reported). next_s: between tokens. max_resumes: how often a
     request may continue after its ring was lost without a new token in between. total_s: of the whole request; an

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
+
+import msgspec
 
 from exo_mesh.domain.fields import NotSent
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCard:
+class StreamCard(msgspec.Struct, frozen=True):
     """A client's request while it runs. request_ids: of its choices, in their order.
 
     key_id: of the API key that it came with; "" without one. secret_hash: of a secret that only its client got. recipe:
@@ -28,8 +28,7 @@ class StreamCard:
     recipe: Callable[[], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamViewer:
+class StreamViewer(msgspec.Struct, frozen=True):
     """A caller that asks for running answers. key_id: of its API key, "" without one; None: may see all of them."""
 
     key_id: str | None
@@ -44,8 +43,7 @@ class StreamViewer:
         return bool(self.secret_hash) and hmac.compare_digest(card.secret_hash, self.secret_hash)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundStream:
+class FoundStream(msgspec.Struct, frozen=True):
     """A running answer at its entry peer. recipe: empty unless the answer was asked for by its id."""
 
     peer_id: Annotated[str, NotSent()]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
@@ -21,8 +22,7 @@ MAX_TOKENS = 4096
 """Token times that a trace keeps; the rest of a longer answer is similar."""
 
 
-@dataclass(slots=True)
-class LapSums:
+class LapSums(msgspec.Struct):
     """Where the time of all laps of one ring went. Laps of one request can overlap (chunks of its prompt): the time in
     which several are on their way counts once, and each takes its parts of the time that it adds.
 
@@ -65,8 +65,7 @@ class LapSums:
         self.hops_s += share * (whole_s - compute_s - waited_s)
 
 
-@dataclass(slots=True)
-class Leg:
+class Leg(msgspec.Struct):
     """The part of a request that one ring did. began_s: since the request entered; frames: their sent_s count from
     there. peers: names of the stages in ring order."""
 
@@ -74,7 +73,7 @@ class Leg:
     peers: tuple[str, ...]
     began_s: float
     frames: Sequence[FrameTrace] = ()
-    sums: LapSums = field(default_factory=LapSums)
+    sums: LapSums = msgspec.field(default_factory=LapSums)
     """Of all laps, also of laps that are not kept."""
 
     def add(self, frames: Sequence[FrameTrace]) -> None:
@@ -85,8 +84,7 @@ class Leg:
         self.frames = [*kept[:FIRST_LAPS], *kept[FIRST_LAPS:][-LAST_LAPS:]]
 
 
-@dataclass(slots=True)
-class RequestTrace:
+class RequestTrace(msgspec.Struct):
     """The trace of one request. trace_id: 32 hex digits, as in OpenTelemetry. entered: Unix seconds; all other times
     are seconds since then. entered_at: of this node's clock; 0 in a copy from a peer or a file. key_id: of the API key
     that the request came with. names: other ids of the request that its client saw."""
@@ -98,8 +96,8 @@ class RequestTrace:
     entered_at: float
     prompt_tokens: int
     key_id: str = ""
-    legs: list[Leg] = field(default_factory=list)
-    tokens_s: list[float] = field(default_factory=list)
+    legs: list[Leg] = msgspec.field(default_factory=list)
+    tokens_s: list[float] = msgspec.field(default_factory=list)
     outcome: str = RUNNING
     duration_s: float = 0.0
     names: tuple[str, ...] = ()
@@ -110,7 +108,7 @@ class RequestTrace:
     parent_span_id: str = ""
     trace_state: str = ""
     """As in GenerateRequest."""
-    asked: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, float] = msgspec.field(default_factory=dict)
     """Parameters of sampling and limits, by their names in the OpenTelemetry conventions."""
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.clock import Clock
 from exo_mesh.base.telemetry.metrics import Metrics
@@ -28,8 +30,7 @@ from exo_mesh.wire.control_driver import DriverChannels
 from exo_mesh.wire.peer_call import AnyAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class ServingParts:
+class ServingParts(msgspec.Struct, frozen=True):
     """The parts of a node that serve requests. request_file: None if the request log is off. answers: to
     the calls of peers."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from exo_mesh.text.assembler import TokenSpan
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(msgspec.Struct, frozen=True):
     """The next piece of the answer. tokens: the tokens whose text ends in this piece; tokens of markers are in no part.
 
     The text is empty if the answer ends with tokens that have no text.
@@ -18,16 +17,14 @@ class TextPart:
     tokens: tuple[TokenSpan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
+class ReasoningPart(msgspec.Struct, frozen=True):
     """The next piece of the model's reasoning before its answer."""
 
     text: str
     tokens: tuple[TokenSpan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallBegin:
+class ToolCallBegin(msgspec.Struct, frozen=True):
     """The model begins a tool call. index: 0 for the first call of the answer. name: may be a tool that the request did
     not offer."""
 
@@ -35,8 +32,7 @@ class ToolCallBegin:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallArguments:
+class ToolCallArguments(msgspec.Struct, frozen=True):
     """The next piece of the arguments of a call. All pieces of a call, joined, are a JSON object.
 
     If the answer ends inside the call, or the model wrote broken JSON, the pieces are the part that was written.
@@ -46,15 +42,13 @@ class ToolCallArguments:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallEnd:
+class ToolCallEnd(msgspec.Struct, frozen=True):
     """The arguments of a call are complete."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutputEnd:
+class OutputEnd(msgspec.Struct, frozen=True):
     """The last event. reason: "stop", "length" or "tool_calls". stop_string: the client's stop string that ended the
     answer; "" if none did."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.errors import InputError
@@ -21,8 +23,7 @@ _PARTS = re.compile(r"<\|\w+\|>")
 """Matches each token of a marker that consists of several tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
+class OutputFormat(msgspec.Struct, frozen=True):
     """How a model marks its reasoning and tool calls. An empty string: the model does not reason, or calls no tools."""
 
     name: str
@@ -58,8 +59,7 @@ PLAIN = OutputFormat("plain")
 HARMONY = OutputFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", "harmony")
 
 
-@dataclass(frozen=True, slots=True)
-class _Thought:
+class _Thought(msgspec.Struct, frozen=True):
     """The markers around reasoning, and those around the answer itself (dropped)."""
 
     start: str

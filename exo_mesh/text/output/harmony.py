@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.text.output.json_text import read_object
 from exo_mesh.text.output.reader import Malformed, More, Reader, markers
@@ -24,8 +25,7 @@ _BODY_ENDS = markers(*ENDS, START, CHANNEL)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class _MessageHeader:
+class _MessageHeader(msgspec.Struct, frozen=True):
     """The channel and the recipient of a message; "" if it has none."""
 
     channel: str

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from exo_mesh.text.json_schema import KINDS, MAX_STEPS, SchemaError, StandardSchemas, Steps
 from exo_mesh.text.schema_shapes import Analysis, Shape
 
@@ -27,8 +29,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(msgspec.Struct, frozen=True):
     """The values that a parameter may have, by its schema."""
 
     shapes: tuple[Shape, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import InputError
 from exo_mesh.text.output.families.values import NUMBER, TEXT, ValueRules
@@ -32,8 +33,7 @@ class UnenforceableError(InputError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a family writes values. rules: how it reads them. marker: what ends a value. end: the marker with the text
     around it. verbatim: a text at whose beginning the reader changes its rules."""
 

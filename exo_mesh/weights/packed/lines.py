@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.errors import ModelError
@@ -25,8 +25,7 @@ _RAW = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.uint8,
         "I32": np.uint32, "U32": np.uint32, "I64": np.int64}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(msgspec.Struct, frozen=True):
     """Codes uint8 `[lines, columns]`, zero points and scales float32 `[lines, groups]` of lines from `first` on."""
 
     first: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from exo_mesh.errors import ModelError
 
@@ -25,8 +26,7 @@ MAX_TARGETS = 100_000
 MAX_PATTERN = 512
 
 
-@dataclass(frozen=True, slots=True)
-class WeightScheme:
+class WeightScheme(msgspec.Struct, frozen=True):
     """The weights of one config group of compressed-tensors. targets: names, `re:` patterns, or classes of modules."""
 
     targets: tuple[str, ...]
@@ -34,8 +34,7 @@ class WeightScheme:
     block: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSettings:
+class PackedSettings(msgspec.Struct, frozen=True):
     """Settings of a checkpoint.
 
     bits: of GPTQ and AWQ. group_size, reorders, zero_offset: of GPTQ: columns that share a scale (-1 for all), whether

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ _UNUSED = ("k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_
 _UNUSED_OF_MODULES = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "weight_shape")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensor(TensorInfo):
+class PackedTensor(TensorInfo, frozen=True):
     """A quantised weight `[rows, columns]`. shape: of the dequantised weight; all other fields describe its codes.
 
     layout: gptq, awq, words (rows of packed words), int8 or float8. scales, zeros, group_index: its other tensors.

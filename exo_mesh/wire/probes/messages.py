@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from exo_mesh.errors import TransportError
@@ -34,8 +34,7 @@ MAX_READING_BYTES = _ROOM - 146
 146 bytes, 66 of them for each of two ids, and those of an answer 116."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeQuestion:
+class ProbeQuestion(msgspec.Struct, frozen=True):
     """token: 16 random bytes that the answer repeats. incarnation: the start of the asked node that is meant; a later
     start does not answer."""
 
@@ -44,8 +43,7 @@ class ProbeQuestion:
     request: pb.ProbeRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeAnswer:
+class ProbeAnswer(msgspec.Struct, frozen=True):
     """reply: None if the asked node has more to say than fits a datagram, and wants to be called."""
 
     token: bytes

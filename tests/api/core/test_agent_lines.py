@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.core.agent_lines import MAX_LINES, with_agent_lines_last
 from exo_mesh.api.core.request import Turn

@@ -200,7 +200,7 @@ async def test_a_server_that_refuses_to_continue_is_asked_for_the_whole_answer()
 
 
 async def test_a_begun_prompt_goes_on_after_its_beginning() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     server = FakeModelServer("vllm")
     async with loaded_from(server) as engine:

@@ -85,7 +85,7 @@ async def test_a_prompt_beyond_the_context_is_refused(engine: OpenAiEngine) -> N
 
 
 async def test_nonsense_in_messages_is_refused(engine: OpenAiEngine) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     with pytest.raises(InputError):
         await collect(engine, replace(chat(), body={"messages": [{"role": 7}]}))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from exo_mesh_rkllm.exchange import MAX_LINES
 
@@ -31,7 +31,7 @@ async def test_an_answer_comes_token_by_token_in_every_interface(dialect: str) -
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_prompt_is_a_chat_of_one_message(dialect: str) -> None:
-    request = dataclasses.replace(chat("x"), body={"prompt": QUESTION})
+    request = msgspec.structs.replace(chat("x"), body={"prompt": QUESTION})
     assert (await one_answer(request, dialect)).text() == "".join(tokens_of(QUESTION))
 
 
@@ -133,7 +133,7 @@ async def test_what_the_server_would_ignore_is_refused_by_name(
 ) -> None:
     asked = chat("say: x")
     body = body if "prompt" in body else {**asked.body, **body}
-    request = dataclasses.replace(asked, body=body, sampling=SamplingParams(**sampling))
+    request = msgspec.structs.replace(asked, body=body, sampling=SamplingParams(**sampling))
     fake = FakeRkllama()
     async with loaded(fake) as engine:
         with pytest.raises(InputError) as caught:
@@ -151,7 +151,7 @@ async def test_sampling_is_sent_under_the_names_of_the_server() -> None:
     fake = FakeRkllama()
     sampling = SamplingParams(0.7, 40, 0.9, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3)
     async with loaded(fake) as engine:
-        await answer(engine, dataclasses.replace(chat("say: x", 7), sampling=sampling))
+        await answer(engine, msgspec.structs.replace(chat("say: x", 7), sampling=sampling))
         await answer(engine, chat("say: x", 7))
     assert fake.bodies[0]["options"] == {
         "temperature": 0.7, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1, "presence_penalty": 0.2,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.mesh.membership import wiring

@@ -8,9 +8,9 @@ import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.plan import StagePlan

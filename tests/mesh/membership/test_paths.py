@@ -6,10 +6,10 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.mesh.membership.paths import PathKeeper
 from exo_mesh.mesh.membership.peers import MAX_ADDRESSES, Peer

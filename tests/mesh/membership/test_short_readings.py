@@ -3,9 +3,8 @@ datagram leaves out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import MAX_HOPS, HopReading, Telemetry
 from exo_mesh.mesh.membership.records import Records

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.addresses import Interface, LinkKind, valid_macs
 from exo_mesh.domain.device import PeerInfo

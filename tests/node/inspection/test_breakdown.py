@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.node.inspection.breakdown import HandlerTimes, RequestParts, parts_of
@@ -18,7 +18,7 @@ TIMES = HandlerTimes(began=99.0, asked=99.1, prepared=99.6, ended=120.0, templat
 
 
 def a_trace() -> RequestTrace:
-    return TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, entered_at=100.0)
+    return TraceStore().open(dataclasses.replace(a_request("r"), trace_id="t"), "m", 3, entered_at=100.0)
 
 
 def lap(sent_s: float, lap_s: float, *stages: tuple[float, float], is_prefill: bool = False) -> FrameTrace:

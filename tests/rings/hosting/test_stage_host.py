@@ -7,10 +7,10 @@ import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES

@@ -7,11 +7,11 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.runner_limits import RunnerLimits

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import EntryRequests, Telemetry
 from exo_mesh.domain.footprint import MOST_SEQUENCES

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.stage import StageStatus

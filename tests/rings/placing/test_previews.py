@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.engine_speed import DIGEST_CHARS, FRAME_S, EngineSpeed, ForwardCost

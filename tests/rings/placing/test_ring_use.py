@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.device import EntryRequests, Telemetry
 from exo_mesh.rings.placing.ring_use import RingUse

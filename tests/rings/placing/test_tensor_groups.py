@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.placement_options import instance_spec

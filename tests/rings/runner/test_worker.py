@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.rings.serving.choices import best_choices, choice_seed, fan_out
@@ -20,7 +21,7 @@ def test_one_choice_is_the_request() -> None:
 
 def test_choice_0_yields_what_the_request_yields_alone() -> None:
     first = fan_out(REQUEST, 4)[0]
-    assert replace(first, share_id="") == REQUEST
+    assert dataclasses.replace(first, share_id="") == REQUEST
 
 
 def test_choices_differ_in_ids_seeds_and_keys_and_in_nothing_else_that_draws() -> None:
@@ -33,7 +34,7 @@ def test_choices_differ_in_ids_seeds_and_keys_and_in_nothing_else_that_draws() -
     assert [one.prompt_logprobs for one in made] == [2, *[None] * 15], "the prompt is the same for all"
     assert fan_out(REQUEST, 4) == made[:4], "more choices do not change the first ones"
     assert {len(one.key_hash) for one in made} == {32}
-    assert {one.key_hash for one in fan_out(replace(REQUEST, key_hash=b""), 3)} == {b""}
+    assert {one.key_hash for one in fan_out(dataclasses.replace(REQUEST, key_hash=b""), 3)} == {b""}
 
 
 def test_seeds_of_choices_are_64_bits_and_stay_as_they_are() -> None:

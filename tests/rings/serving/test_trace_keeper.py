@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.errors import TransportError
@@ -24,7 +25,7 @@ from tests.support.nodes import a_request, until
 
 
 def ended(store: TraceStore, number: int) -> RequestTrace:
-    request = replace(a_request(f"r{number}"), trace_id=f"t{number}", key_id="k", names=(f"n{number}",))
+    request = dataclasses.replace(a_request(f"r{number}"), trace_id=f"t{number}", key_id="k", names=(f"n{number}",))
     trace = store.open(request, "m", 3, entered_at=100.0)
     leg = trace.begin_leg("i", ["one", "two"], 100.5)
     stages = (StageSpan(0.0, 0.010), StageSpan(0.004, 0.020))
@@ -38,7 +39,7 @@ def ended(store: TraceStore, number: int) -> RequestTrace:
 async def test_files_follow_the_store_over_restarts_and_by_age(tmp_path: Path) -> None:
     now, disk = [1000.0], Disk(tmp_path)
     store = TraceStore(lambda: now[0])
-    store.open(replace(a_request("live"), trace_id="live"), "m", 3, 0.0)
+    store.open(dataclasses.replace(a_request("live"), trace_id="live"), "m", 3, 0.0)
     for number in range(MAX_TRACES + 3):
         ended(store, number)
         now[0] += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
 from exo_mesh.domain.request import GrammarSpec

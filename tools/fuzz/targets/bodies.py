@@ -143,7 +143,7 @@ def _change(rng: random.Random, body: Any) -> None:
     elif place:
         kind, key = rng.random(), rng.randrange(len(place))
     else:
-        place.append(rng.choice(_VALUES))
+        place.append(copy.deepcopy(rng.choice(_VALUES)))
         return
     if kind < 0.35:
         del place[key]

@@ -103,7 +103,8 @@ def truncated(rng: random.Random, model: Path) -> None:
 
 
 def overlapping(rng: random.Random, model: Path) -> None:
-    """Adds tokens that begin one another, are parts of one another, or are of digits, as the marks in texts are."""
+    """Adds tokens that begin one another, are parts of one another, or are of digits, as the marks in texts are; or of
+    which the normalizer leaves nothing."""
     chars, most = rng.choice(("a ", " ", "0123456789", "a0", "<|a>")), rng.choice((2, 4, 200, 900))
     drawn = ("".join(rng.choices(chars, k=rng.randint(1, most))) for _ in range(rng.choice((3, 30, 1000))))
 
@@ -111,7 +112,9 @@ def overlapping(rng: random.Random, model: Path) -> None:
         for index, text in enumerate(dict.fromkeys(drawn)):
             flags = {name: rng.random() < 0.5 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
             content["added_tokens"].append({"id": 565 + index, "content": text, **flags})
-        content["normalizer"] = rng.choice((None, {"type": "NFKC"}, _step(rng, "a", 1), _step(rng, "1", 2)))
+        content["normalizer"] = rng.choice(
+            (None, {"type": "NFKC"}, _step(rng, "a", 1), _step(rng, "1", 2), _step(rng, rng.choice("a0 "), 0))
+        )
 
     edit_json(model / "tokenizer.json", change)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.cli.client.api_client import ApiClient
@@ -13,8 +14,7 @@ from exo_mesh.cli.client.api_client import ApiClient
 PATH = "/v1/chat/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
+class ChatAnswer(msgspec.Struct, frozen=True):
     """A finished answer. first_token_s and total_s count from the request; tokens_per_s leaves out the first token."""
 
     text: str
@@ -37,14 +37,13 @@ class ChatAnswer:
         return f"{counted(self.completion_tokens, 'token')}, {speed}first after {self.first_token_s:.2f} s"
 
 
-@dataclass(slots=True)
-class AnswerSoFar:
+class AnswerSoFar(msgspec.Struct):
     """The parts of an answer that the events of one stream have delivered so far."""
 
     text: str = ""
     reasoning: str = ""
     finish_reason: str = ""
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, int] = msgspec.field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Adds the content of one event."""

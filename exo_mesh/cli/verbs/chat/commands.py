@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from exo_mesh.base.printable import escaped, printable
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
 from exo_mesh.cli.verbs.chat.conversation import Dialogue, SavedChats
@@ -41,8 +43,7 @@ class ChatState:
     history: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """A slash command. run: takes the text after the name, returns what to print. complete: words for that text."""
 
     usage: str

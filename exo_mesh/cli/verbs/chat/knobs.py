@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.errors import InputError
@@ -16,8 +17,7 @@ DEFAULT = "default"
 """A value for any setting: leave the field out of the request, so that the node's default applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(msgspec.Struct, frozen=True):
     """A setting of a request. field: its name in the chat request. read: parses the user's text; raises ValueError."""
 
     field: str

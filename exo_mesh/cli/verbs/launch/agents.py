@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePath
+
+import msgspec
 
 PROVIDER = "exo-mesh"
 """The name of the mesh in the configuration of agents that know several providers."""
@@ -19,8 +20,7 @@ _CLAUDE_LEAST_WINDOW = 100_000
 """Claude Code raises smaller values of CLAUDE_CODE_AUTO_COMPACT_WINDOW to this."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchTarget:
+class LaunchTarget(msgspec.Struct, frozen=True):
     """What an agent is to use. url: of the node, without a path. folder: the directory of the run, in which the files
     of the agent will be."""
 
@@ -41,19 +41,17 @@ class LaunchTarget:
         return int(self.context_tokens * COMPACT_SHARE)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSetup:
+class AgentSetup(msgspec.Struct, frozen=True):
     """environ: variables to set. unset: variables to remove, which would lead the agent elsewhere. arguments: before
     those of the user. files: texts by name, in the directory of the run."""
 
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = msgspec.field(default_factory=dict)
     unset: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Agent:
+class Agent(msgspec.Struct, frozen=True):
     """program: the command. install: the official way to install it. needs_tokens: the context that its first request
     needs, with its instructions and tools."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.errors import InputError, MeshError, PlacementError
@@ -17,16 +18,14 @@ UNKNOWN_CONTEXT = 32_768
 """Assumed for a model of a model server that does not say how long its context is."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchKey:
+class LaunchKey(msgspec.Struct, frozen=True):
     """text: the key that the agent sends. id: of a key that was made for this run, and is to be revoked; else ""."""
 
     text: str
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchModel:
+class LaunchModel(msgspec.Struct, frozen=True):
     """context_tokens: of its instance, or of the instance that would be placed. is_loaded: an instance is ready."""
 
     name: str

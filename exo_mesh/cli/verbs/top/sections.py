@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from rich.text import Text
 
 from exo_mesh.base.telemetry.tables import human_bytes
@@ -27,8 +27,7 @@ Cell = Text | str
 Rank = float | str
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column of a table.
 
     need: 0 = always shown; a narrow screen drops the column with the highest number first. right: align right.
@@ -41,16 +40,14 @@ class Column:
     may_shrink: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(msgspec.Struct, frozen=True):
     """A row of a table. ranks: the sort keys, one for each column."""
 
     cells: tuple[Cell, ...]
     ranks: tuple[Rank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(msgspec.Struct, frozen=True):
     """A table. empty: the text if it has no rows."""
 
     name: str

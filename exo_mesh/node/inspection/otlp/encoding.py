@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,8 +29,7 @@ SPANS_PER_BREATH = 4
 """Number of spans between two pauses; encoding them takes less than a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerName:
+class PeerName(msgspec.Struct, frozen=True):
     """A peer that did part of the work. version: of exo-mesh; "" if unknown."""
 
     id: str
@@ -39,15 +37,14 @@ class PeerName:
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The origin of spans. entry: the peer that exports. peers: all peers of the mesh. attributes: extra resource
     attributes from the operator. address: (host, port) of the entry peer's API."""
 
     entry: PeerName
     peers: Sequence[PeerName] = ()
     service: str = "exo-mesh"
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)
     address: tuple[str, int] | None = None
 
     def peer(self, prefix: str) -> PeerName:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from exo_mesh import __version__
 from exo_mesh.base.clock import Clock, monotonic
@@ -73,8 +74,7 @@ class CollectorTarget:
         return f"{scheme}://{rest.rpartition('@')[2]}".partition("?")[0]
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(msgspec.Struct):
     traces: list[RequestTrace]
     num_spans: int
     since: float

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.request import FrameTrace
 from exo_mesh.node.inspection.trace_formats import stage_times, waits_of
@@ -28,8 +29,7 @@ INTERNAL, SERVER = 1, 2
 Value = str | int | float | Sequence[str] | Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """A span. at_s, until_s: Unix seconds. peer: prefix of the id of the peer that did the work; "" for the entry peer.
     error: an error code of exo-mesh, or "". events: (name, Unix seconds)."""
 
@@ -38,7 +38,7 @@ class Span:
     parent_id: str
     at_s: float
     until_s: float
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = msgspec.field(default_factory=dict)
     kind: int = INTERNAL
     peer: str = ""
     error: str = ""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from exo_mesh.engine.layer_speed import MAX_OTHER_WORK, OtherWork, measure_speed
 from exo_mesh.engine.registry import provider
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
         others = OtherWork()
         speed = measure_speed(provider(engine), model_dir, json.loads(options))
         share = others.share()
-        said: dict[str, object] = {"disturbed": share} if share > MAX_OTHER_WORK else {"speed": asdict(speed)}
+        said: dict[str, object] = {"disturbed": share} if share > MAX_OTHER_WORK else {"speed": to_builtins(speed)}
     except MeshError as exc:
         said = {"error": without_paths(str(exc), model_dir)}
     except Exception as exc:  # noqa: BLE001 - any error of an engine's library, for a model that it was not written for

@@ -15,7 +15,6 @@ If it fails, it prints {"error": …}. It ends with its standard input, or after
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import re
@@ -25,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any, TextIO, cast
+
+import msgspec
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.bandwidth import bandwidth_of
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         provider = find_provider(args.engine)
         match args.what:
             case "slice":
-                _say(out, dataclasses.asdict(measure_slice(provider, args.model_dir, options)))
+                _say(out, msgspec.to_builtins(measure_slice(provider, args.model_dir, options)))
             case "peak":
                 _say(out, _peak(provider, args.model_dir, options, args.layers))
             case what:
@@ -87,7 +88,7 @@ def _serve(out: TextIO, provider: EngineProvider, model_dir: Path, options: Mapp
     if what == "engine":
         loop, engine = open_loop(provider, model_dir, options)
         ready["held_bytes"] = engine.memory_bytes()
-        ready["bandwidth"] = dataclasses.asdict(bandwidth_of(engine))
+        ready["bandwidth"] = msgspec.to_builtins(bandwidth_of(engine))
     else:
         loop = library_loop(provider, model_dir, options)
     vocab_size = read_card(model_dir, model_dir.name).vocab_size

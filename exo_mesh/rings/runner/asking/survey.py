@@ -12,8 +12,9 @@ import json
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from exo_mesh.engine.contract import EngineProvider, ModelSurvey, Surveyor
 from exo_mesh.engine.registry import provider
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
 def answer(found: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> tuple[dict[str, object], int]:
     """{"survey": …}; {"unable": why} if the engine cannot run the model; {"error": …} and 1 for the rest."""
     try:
-        return {"survey": asdict(survey(found, model_dir, options))}, 0
+        return {"survey": msgspec.to_builtins(survey(found, model_dir, options))}, 0
     except ModelError as exc:
         return {"unable": without_paths(str(exc), model_dir)}, 0
     except MeshError as exc:

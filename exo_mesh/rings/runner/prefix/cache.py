@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from exo_mesh.domain.frame import Copy, StageReport
 from exo_mesh.domain.request import PrefixReport
@@ -58,8 +59,7 @@ MOST_FAILURES = 3
 """Copies in a row that stages could not make before the cache of a ring is switched off."""
 
 
-@dataclass(slots=True)
-class KeptSequence:
+class KeptSequence(msgspec.Struct):
     """A sequence whose KV new prompts can copy. content: the tokens of its positions. used_at: when it was last used.
     runs: it still grows, and is not the cache's own. last_stages: how many stages at the end of the ring hold it; 0:
     all. scope: only sequences of the same scope use it. prompt: positions that the same prompt can copy, if it was the
@@ -81,8 +81,7 @@ class KeptSequence:
         return len(self.content) // TOKEN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Reuse:
+class Reuse(msgspec.Struct, frozen=True):
     """The first `length` positions of `source`, which stages from first_stage on hold."""
 
     source: int
@@ -90,8 +89,7 @@ class Reuse:
     first_stage: int
 
 
-@dataclass(slots=True)
-class PrefixCache:
+class PrefixCache(msgspec.Struct):
     """The kept sequences of a ring. most_sequences: kept and running ones together; 0: any number."""
 
     num_stages: int
@@ -110,13 +108,13 @@ class PrefixCache:
     evictions: int = 0
     changes: int = 0
     """How often known sequences came, went or were used."""
-    _indexes: dict[bytes, PrefixIndex] = field(default_factory=dict)
+    _indexes: dict[bytes, PrefixIndex] = msgspec.field(default_factory=dict)
     """By scope; none is empty."""
-    _heads: dict[tuple[bytes, bytes], dict[int, None]] = field(default_factory=dict)
+    _heads: dict[tuple[bytes, bytes], dict[int, None]] = msgspec.field(default_factory=dict)
     """The known sequences by scope and first LEAST_COMMON tokens, the newest last."""
-    _kept: dict[int, KeptSequence] = field(default_factory=dict)
-    _dropped: list[int] = field(default_factory=list)
-    _evicted: list[KeptSequence] = field(default_factory=list)
+    _kept: dict[int, KeptSequence] = msgspec.field(default_factory=dict)
+    _dropped: list[int] = msgspec.field(default_factory=list)
+    _evicted: list[KeptSequence] = msgspec.field(default_factory=list)
     """Sequences that `make_room` has dropped since its last call."""
     _pressed_at: float = float("-inf")
     _failures: int = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.routing.digest import (
     MAX_ENTRIES,
@@ -25,8 +26,7 @@ MOST_HASHED, MOST_HASHED_BYTES = 32, 1 << 20
 for the next digest."""
 
 
-@dataclass(slots=True)
-class DigestMaker:
+class DigestMaker(msgspec.Struct):
     """Makes the digest of one cache. salt: random bytes of this driver, SALT_BYTES of them.
 
     The sequences that were used last come first. Sequences of a scope of their own are not in it, and requests that
@@ -39,7 +39,7 @@ class DigestMaker:
     """The last one made; b"" if nothing is kept."""
     _made_of: int = 0
     _made_at: float = float("-inf")
-    _entries: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    _entries: dict[tuple[int, int], list[bytes]] = msgspec.field(default_factory=dict)
     """By sequence and length: its entries, the entry of its end first. Only of sequences in the last digest."""
 
     def __post_init__(self) -> None:

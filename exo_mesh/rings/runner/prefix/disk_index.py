@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 from hashlib import blake2b
+
+import msgspec
 
 from exo_mesh.domain.frame import DiskNews, ReadAhead, StoreKv
 from exo_mesh.domain.runner.prefix_figures import PrefixFigures
@@ -49,37 +50,33 @@ MOST_BLOCKS = 2**18
 _BLOCK = BLOCK_TOKENS * TOKEN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class OnDisk:
+class OnDisk(msgspec.Struct, frozen=True):
     """The first `length` positions of the file `key`, which every stage has."""
 
     key: bytes
     length: int
 
 
-@dataclass(slots=True)
-class _Wait:
+class _Wait(msgspec.Struct):
     """Sequences that wait until every stage has read a file. stages: have read it already."""
 
     since: float
     length: int
     sequences: list[int]
-    stages: set[int] = field(default_factory=set)
+    stages: set[int] = msgspec.field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _OpenWrite:
+class _OpenWrite(msgspec.Struct):
     """A file that stages write. stages: have written it already."""
 
     about: StoredPrefix
     kept: KeptSequence
     replaces: tuple[bytes, ...]
     since: float
-    stages: set[int] = field(default_factory=set)
+    stages: set[int] = msgspec.field(default_factory=set)
 
 
-@dataclass(slots=True)
-class DiskIndex:
+class DiskIndex(msgspec.Struct):
     """The files of a ring's stages, as its driver knows them. ring: describes model, stages and engines. mine: gives
     the files at the driver's own stage, the last used ones last. secret: keys the hashes; empty in an open mesh."""
 
@@ -93,14 +90,14 @@ class DiskIndex:
     hit_tokens: int = 0
     misses: int = 0
     """Files that some stage did not have, or could not use."""
-    _files: dict[bytes, StoredPrefix] = field(default_factory=dict)
-    _blocks: dict[bytes, dict[bytes, None]] = field(default_factory=dict)
+    _files: dict[bytes, StoredPrefix] = msgspec.field(default_factory=dict)
+    _blocks: dict[bytes, dict[bytes, None]] = msgspec.field(default_factory=dict)
     """The files that have a block, by its chained hash."""
-    _ends: dict[bytes, dict[bytes, None]] = field(default_factory=dict)
+    _ends: dict[bytes, dict[bytes, None]] = msgspec.field(default_factory=dict)
     """The files whose last whole block it is, by its chained hash."""
-    _writing: dict[bytes, _OpenWrite] = field(default_factory=dict)
-    _waits: dict[bytes, _Wait] = field(default_factory=dict)
-    _loading: dict[int, bytes] = field(default_factory=dict)
+    _writing: dict[bytes, _OpenWrite] = msgspec.field(default_factory=dict)
+    _waits: dict[bytes, _Wait] = msgspec.field(default_factory=dict)
+    _loading: dict[int, bytes] = msgspec.field(default_factory=dict)
     _paused_until: float = float("-inf")
     _listed_at: float = float("-inf")
     _laps: int = 0

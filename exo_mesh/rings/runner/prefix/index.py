@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 BLOCK_TOKENS = 64
 """Tokens of a block: sequences are compared by whole blocks, and a shorter common beginning is not reused."""
@@ -47,8 +48,7 @@ class _Node:
         self.ending: dict[int, None] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """The known sequences that begin like a prompt. blocks: the whole blocks that the closest ones share with it.
     closest: those sequences, oldest first. on_the_way: sequences that end, but for less than a block, within these
     blocks, the longest last."""

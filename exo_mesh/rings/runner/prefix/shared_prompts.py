@@ -9,15 +9,15 @@ the next request then computes the prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from exo_mesh.domain.frame import Copy
 from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS, common_tokens, content_of
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 
 
-@dataclass(slots=True)
-class _Made:
+class _Made(msgspec.Struct):
     """A copy that has not come round yet. step: of the frame that carries it; 0 before it leaves. saves: prompt tokens
     that need not be computed."""
 
@@ -26,13 +26,12 @@ class _Made:
     saves: int = 0
 
 
-@dataclass(slots=True)
-class SharedPrompts:
+class SharedPrompts(msgspec.Struct):
     """Decides which sequences wait for another one, and keeps the copies that are on their way. saved_tokens: prompt
     tokens that were copied instead of computed."""
 
     saved_tokens: int = 0
-    _made: dict[int, _Made] = field(default_factory=dict)
+    _made: dict[int, _Made] = msgspec.field(default_factory=dict)
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether a sequence that has just got its place becomes a copy; if so, `ready` yields it later."""

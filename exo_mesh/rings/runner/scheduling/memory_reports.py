@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.domain.frame import StageReport
 
@@ -41,8 +42,7 @@ def room(reports: Iterable[StageReport], *, is_shared: bool) -> tuple[int, int]:
     return least, least_grown - least
 
 
-@dataclass(slots=True)
-class LoneTime:
+class LoneTime(msgspec.Struct):
     """How long the only sequence on a ring has been alone while memory was critically short on a machine."""
 
     _frames: int = 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
+import msgspec
+
 from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.engine.shared_positions import SharedPositions
@@ -40,8 +42,7 @@ EXPECT_TURNS = 8
 """Decode frames between two lookups of what the first waiting sequence would share: a long prompt takes 0.1 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
+class SchedulerLimits(msgspec.Struct, frozen=True):
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
     beside running streams, prefill_alone_s: where there are none. max_rows: decode rows of one frame. max_running,
     max_waiting: requests. max_tokens: positions that all running sequences may hold together as planned, except that

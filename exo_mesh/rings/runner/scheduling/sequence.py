@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.images import PictureSpec, content_of_prompt
@@ -21,8 +22,7 @@ class Work(NamedTuple):
     is_prefill: bool = False
 
 
-@dataclass(slots=True)
-class Sequence:
+class Sequence(msgspec.Struct):
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
 
     All but the last prompt token are prefilled. The last one ends the last chunk, see `ends_in_chunk`, or is the first
@@ -145,8 +145,7 @@ class Sequence:
         return Row(self.id, self.computed, n, max(0, wanted))
 
 
-@dataclass(slots=True)
-class SequenceIds:
+class SequenceIds(msgspec.Struct):
     """Numbers the sequences of a driver, also sequences that only its prefix cache has. last: the newest id."""
 
     last: int = 0

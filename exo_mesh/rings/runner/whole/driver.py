@@ -7,8 +7,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.base.telemetry.durations import WAIT_BOUNDS_S, Durations
 from exo_mesh.domain.bounded_json import decode_bounded
@@ -36,8 +38,7 @@ SIGN_OF_LIFE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class AnswerCounts:
+class AnswerCounts(msgspec.Struct):
     """Counted since the start, for the heartbeat. busy_s: time in which at least one request had a slot."""
 
     tokens: int = 0

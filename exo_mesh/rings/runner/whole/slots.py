@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
+
+import msgspec
 
 from exo_mesh.base.printable import counted
 from exo_mesh.errors import OverloadError
@@ -15,8 +16,7 @@ SMOOTHING = 0.2
 """Weight of the newest answer in the mean time of an answer."""
 
 
-@dataclass(slots=True, eq=False)
-class Waiter:
+class Waiter(msgspec.Struct, eq=False):
     """One request that waits for a slot or has one. `changed` is set whenever its place in the queue may change."""
 
     id: int
@@ -26,7 +26,7 @@ class Waiter:
     has_slot: bool = False
     began_at: float = 0.0
     entered_at: float = 0.0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class Slots:

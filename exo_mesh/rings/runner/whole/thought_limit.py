@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from exo_mesh.domain.request import FinishReason
 from exo_mesh.domain.whole.text_pieces import TextPiece, TextUsage

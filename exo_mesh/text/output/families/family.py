@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from exo_mesh.text.output.reader import More, Reader
 from exo_mesh.text.output.tools import Schemas
@@ -13,8 +14,7 @@ ReadCalls = Callable[[Reader, EventWriter, Schemas, str], More[None]]
 """Reads the text after the start marker, which is the last argument, and writes the calls. Raises Malformed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFamily:
+class ToolFamily(msgspec.Struct, frozen=True):
     """One way of writing tool calls."""
 
     name: str

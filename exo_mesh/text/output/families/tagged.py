@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.text.output.families.values import ANYTHING, TEXT, ObjectWriter, ValueRules, read_text_value
 from exo_mesh.text.output.json_text import read_object
@@ -38,16 +40,14 @@ def attributes(header: str) -> dict[str, str]:
     return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in found}
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True):
     """An argument as its tag describes it. is_text: whether the value is a string; None if the tag does not say."""
 
     name: str
     is_text: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TagStyle:
+class TagStyle(msgspec.Struct, frozen=True):
     """The tags of one format. An opening tag is `call_open`, a text that `name_of` reads, and `header_end`."""
 
     call_open: str

@@ -7,9 +7,10 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+
+import msgspec
 
 from exo_mesh.text.json_schema import KINDS
 from exo_mesh.text.output.json_text import encode
@@ -26,8 +27,7 @@ ANYTHING = frozenset(KINDS)
 TEXT = frozenset({"string", "null"})
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRules:
+class ValueRules(msgspec.Struct, frozen=True):
     """How a family writes values.
 
     untyped: the kinds of a parameter without a type, and of an unknown one. trim: the white space around a value that
