@@ -249,3 +249,29 @@ def test_the_rule_sees_a_callback_that_is_put_in_later(source: str) -> None:
     functions = callable_attributes(["class Host:\n    on_use: Callable[[], None]\n    name: str"])
     assert list(callbacks_put_in(ast.parse(source), functions))
     assert not list(callbacks_put_in(ast.parse("self.on_use = beat\nhost.on_use = None\nx.name = name"), functions))
+
+
+def bare_system_errors(tree: ast.AST) -> Iterator[int]:
+    """Lines of handlers of OSError that put the error itself into a text, with its number, as in "[Errno 13]"."""
+    for handler in ast.walk(tree):
+        if not isinstance(handler, ast.ExceptHandler) or not handler.name or handler.type is None:
+            continue
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        if "OSError" not in map(ast.unparse, kinds):
+            continue
+        for node in ast.walk(handler):
+            value = node.value if isinstance(node, ast.FormattedValue) else None
+            if isinstance(value, ast.Name) and value.id == handler.name:
+                yield node.lineno
+
+
+def test_errors_of_the_system_are_shown_in_words_without_their_number() -> None:
+    modules = ((path, tree) for path, tree in trees_with("OSError") if path.startswith("exo_mesh/"))
+    found = [f"{path}:{line}" for path, tree in modules for line in bare_system_errors(tree)]
+    assert not found, "use reason_of of base/printable, or strerror"
+
+
+def test_the_rule_sees_an_error_of_the_system_among_others() -> None:
+    source = "try: f()\nexcept (ValueError, OSError) as exc: raise Bad(f'no: {exc}') from exc"
+    assert list(bare_system_errors(ast.parse(source))) == [2]
+    assert not list(bare_system_errors(ast.parse(source.replace("{exc}", "{reason_of(exc)}"))))

@@ -138,7 +138,7 @@ def _key(text: str) -> str:
         return ""
     path = Path(text).expanduser()
     try:
-        with path.open("rb") as stream:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:  # a pipe would block
             mode = os.fstat(stream.fileno()).st_mode
             content = stream.read(MAX_KEY + 1)
     except OSError as exc:

@@ -12,6 +12,7 @@ from aiohttp import web
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.domain.addresses import needs_interface
 from exo_mesh.domain.reports import PeerReport, StateReport
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
@@ -57,14 +58,16 @@ def scrape_targets(state: StateReport) -> list[ScrapeTarget]:
 
 def _targets(peers: list[PeerReport], used: Mapping[str, str]) -> Iterator[ScrapeTarget]:
     """Yields the targets. used: by peer id, the control address by which this node reaches the peer. The peer's API is
-    on the same host, while the address that a peer with several networks announces first may be unreachable."""
+    on the same host, while the address that a peer with several networks announces first may be unreachable. Prometheus
+    cannot dial a link-local IPv6 address, which is often the fastest one between nodes."""
     for peer in peers:
         try:
             announced = urlsplit(peer.api_url)
             port = announced.port
         except ValueError:
             continue
-        host = used.get(peer.id, "").rpartition(":")[0] or announced.netloc.rpartition(":")[0]
+        hosts = [address.rpartition(":")[0] for address in (used.get(peer.id, ""), announced.netloc)]
+        host = next((one for one in hosts if one and not needs_interface(one)), "")
         if peer.alive and port and announced.scheme in ("http", "https") and _HOST.fullmatch(host):
             labels = {
                 "__scheme__": announced.scheme,

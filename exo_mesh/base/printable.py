@@ -78,6 +78,14 @@ def escaped_json(text: str) -> str:
     return text if text.isprintable() else _several_lines.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def reason_of(error: Exception) -> str:
+    """Returns why something failed, for people: of an OSError the words of the system without its number, and the path
+    before them if it names one."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    return error.strerror if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
 def counted(number: object, noun: str) -> str:
     """Returns `1 layer`, `2 layers`: a number with its noun, for people. number: "?" stands for an unknown one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

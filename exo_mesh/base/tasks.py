@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.telemetry.logs import current_request, current_trace
 from exo_mesh.errors import MeshError, OverloadError
 
@@ -108,7 +109,7 @@ class TaskOwner:
                 kind = type(exc), getattr(exc, "errno", None)
                 if kind not in logged:
                     logged.add(kind)
-                    _log.warning("%s failed and will be retried: %s", name, str(exc) or type(exc).__name__)
+                    _log.warning("%s failed and will be retried: %s", name, reason_of(exc))
             except Exception as exc:
                 self.ended[name] = type(exc).__name__
                 raise

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.telemetry.logs import setup_logging
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
@@ -136,7 +137,7 @@ def usage() -> str:
 def _complain(error: Exception, code: int) -> int:
     from exo_mesh.cli.tables import complain
 
-    complain(str(error))
+    complain(reason_of(error))
     return code
 
 

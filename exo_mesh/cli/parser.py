@@ -17,6 +17,9 @@ from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import GROUPS, SETTINGS
 
+_MISSING = "the following arguments are required: "
+"""The beginning of argparse's message; the names of arguments follow."""
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises ConfigError instead of exiting, and accepts no abbreviated flags."""
@@ -65,6 +68,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"unknown flag {flag}{hint}")
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith(_MISSING):
+            missing = message.removeprefix(_MISSING).split(", ")
+            for action in self._get_positional_actions():
+                if action.choices and (action.metavar or action.dest) in missing:
+                    message = f"one of these words is needed: {', '.join(map(str, action.choices))}"
         raise ConfigError(re.sub(r"^argument ", "", message) + f"; see {self.prog} --help")
 
 

@@ -26,6 +26,8 @@ from exo_mesh.base.printable import counted
 from exo_mesh.base.telemetry.node_logs import LoneLogs, NodeLogs
 from exo_mesh.base.telemetry.start_phases import StartPhases
 from exo_mesh.cli.screen import NodeFacts
+from exo_mesh.domain.addresses import needs_interface
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.engine.contract import ChecksOptions
 from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
@@ -261,7 +263,7 @@ class RunningNode:
         settings = self._settings
         peer = node.membership.own.addresses[0]
         gift = Gift(settings.secret, settings.namespace, settings.name, peer) if settings.secret else None
-        return Invitations(gift, lambda: _api_addresses(node))
+        return Invitations(gift, lambda: api_addresses(node.membership.own))
 
     def _mark_listening(self, bound: socket.socket) -> None:
         """Writes the file that shows the command line of this machine where it may send the local token."""
@@ -389,12 +391,14 @@ def _local_host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _api_addresses(node: Node) -> tuple[str, ...]:
-    """Addresses (host:port, with https:// if TLS) at which other machines may reach the API, the best first."""
-    own = node.membership.own
+def api_addresses(own: PeerInfo) -> tuple[str, ...]:
+    """Addresses (host:port, with https:// if TLS) at which other machines may reach the API, the best first. Link-local
+    IPv6 addresses only if there is no other, because people have to add an interface to them."""
     scheme, _, rest = own.api_url.partition("://")
     prefix, port = "" if scheme == "http" else f"{scheme}://", rest.rpartition(":")[2]
-    return tuple(f"{prefix}{host}:{port}" for host in dict.fromkeys(one.rpartition(":")[0] for one in own.addresses))
+    hosts = list(dict.fromkeys(one.rpartition(":")[0] for one in own.addresses))
+    hosts = [host for host in hosts if not needs_interface(host)] or hosts
+    return tuple(f"{prefix}{host}:{port}" for host in hosts)
 
 
 def _member_origins(node: Node) -> frozenset[str]:

@@ -163,6 +163,16 @@ def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
     return tuple(f"[{host}%{name}]:{port}" for name in list(names)[:MAX_SCOPES])
 
 
+def needs_interface(host: str) -> bool:
+    """Whether a host is a link-local IPv6 address, with or without brackets and zone.
+
+    Such an address can be dialled only through a named interface of the dialling machine. Other programs, such as a
+    proxy or Prometheus, do not know that name and have no place for it.
+    """
+    ip = _ip(host.strip("[]"))
+    return isinstance(ip, IPv6Address) and ip.is_link_local
+
+
 def link_kind(address: str, interfaces: Iterable[Interface]) -> LinkKind:
     """The kind of link that carries packets to an address, judged by this machine's own networks."""
     ip = _ip(split(address)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import psutil
 from msgspec.structs import replace
 
 HOME_VARIABLE = "EXO_MESH_HOME"
+_DATA_VARIABLE = "XDG_DATA_HOME"
 KILL_WAIT_S = 5.0
 """A killed process is gone at once, unless it is stuck in a driver."""
 
@@ -56,15 +58,41 @@ def _node_kind(arguments: Sequence[str]) -> str:
     return "node" if not arguments or arguments[0] in _NODE_VERBS or arguments[0].startswith("-") else ""
 
 
-def home_of(cmdline: Sequence[str], environ: Mapping[str, str], default: str) -> str:
-    """Returns the home that a node with this command line uses. Pure."""
+def home_of(cmdline: Sequence[str], environ: Mapping[str, str], here: Mapping[str, str], default: str) -> str:
+    """Returns the home that a node with this command line and environment uses; "" if unknown. Pure.
+
+    here: the environment of this process, whose usual home is `default`. A home is unknown if the environment cannot be
+    read, and for `exo-mesh demo`, whose peers have homes of their own.
+    """
     words = list(cmdline)
+    named = environ.get(HOME_VARIABLE, "")
     for index, word in enumerate(words):
         if word == "--home" and index + 1 < len(words):
-            return words[index + 1]
+            named = words[index + 1]
         if word.startswith("--home="):
-            return word.partition("=")[2]
-    return environ.get(HOME_VARIABLE) or default
+            named = word.partition("=")[2]
+    if named:
+        return _of_user(named, "~", environ.get("HOME", ""))
+    is_demo = any(
+        verb == "demo" and Path(before).name in ("exo-mesh", _NODE_MODULE) for before, verb in pairwise(words)
+    )
+    return "" if is_demo or not default else _usual_home(environ, here, default)
+
+
+def _usual_home(environ: Mapping[str, str], here: Mapping[str, str], default: str) -> str:
+    """The home without a flag or variable. Another user, or another HOME, has another one than this process."""
+    if shared := environ.get(_DATA_VARIABLE):
+        return os.path.join(shared, Path(default).name)
+    if here.get(_DATA_VARIABLE):  # then `default` says nothing about a process without the variable
+        return ""
+    return _of_user(default, here.get("HOME", ""), environ.get("HOME", ""))
+
+
+def _of_user(path: str, home: str, other: str) -> str:
+    """A path below one home directory as that below another one; "" if that is unknown."""
+    if not home or (path != home and not path.startswith(home.rstrip("/") + "/")):
+        return path
+    return other and other.rstrip("/") + path[len(home.rstrip("/")) :]
 
 
 def own_processes(default_home: Path, home: Path | None = None) -> list[OwnProcess]:
@@ -90,10 +118,10 @@ def _found(default_home: str) -> Iterator[OwnProcess]:
             environ: Mapping[str, str] = {}
             with contextlib.suppress(psutil.AccessDenied, OSError):
                 environ = process.environ()
-            home = home_of(cmdline, environ, default_home if kind == "node" else "")
+            home = home_of(cmdline, environ, os.environ, default_home if kind == "node" else "")
             if home:  # "--home h1" in two directories names two homes
                 with contextlib.suppress(psutil.AccessDenied, OSError):
-                    home = os.path.normpath(Path(process.cwd()) / Path(home).expanduser())
+                    home = os.path.normpath(Path(process.cwd()) / home)
             yield OwnProcess(process.pid, process.ppid(), kind, home, process.memory_info().rss)
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.errors import ModelError, UnknownModelError
@@ -69,7 +70,7 @@ class FileExchange:
                 self.port = await asyncio.to_thread(self._server.start, self._host, port)
                 break
             except (OSError, ValueError) as exc:
-                failure = str(exc)
+                failure = reason_of(exc)
         else:
             _log.warning("the file server did not start, so peers cannot copy models from this node: %s", failure)
         self._tasks.keep(lambda: self._keep_pace(is_busy), "pace of copies")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from exo_mesh.base.printable import quoted
+from exo_mesh.base.small_files import exists, read_small
 from exo_mesh.errors import InputError
 from exo_mesh.security.key_table import MAX_KEYS as MAX_KEYS
 from exo_mesh.security.key_table import MAX_NAME, KeysById, is_key_name, live, merge, revoked_key, secret_digest
@@ -27,6 +28,9 @@ from exo_mesh.security.key_table import Role as Role
 FILE_NAME = "api_keys.toml"
 
 _TEXT = re.compile(r"xm-([0-9a-f]{8})-([A-Za-z0-9_-]{43})")
+MAX_FILE_BYTES = 2**22
+"""Largest file of keys: MAX_KEYS and as many revocations take an eighth of it."""
+
 _HEAD = "# Keys of the HTTP API; see `exo-mesh key`. The hashes in this file give no access.\n"
 _log = logging.getLogger(__name__)
 
@@ -158,11 +162,16 @@ class KeyFile:
     def read_all(self) -> list[ApiKey]:
         """Like `read`, including revoked keys."""
         try:
-            tables = tomllib.loads(self.path.read_text(encoding="utf-8-sig"))
+            if not exists(self.path):
+                return []
+            content = read_small(self.path, MAX_FILE_BYTES, pipe_wait_s=0)
+            if len(content) > MAX_FILE_BYTES:
+                raise InputError(f"{self.path}: has more than {MAX_FILE_BYTES} bytes")
+            tables = tomllib.loads(content.decode("utf-8-sig"))
             return [_from_table(key_id, table) for key_id, table in tables.items()]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        except OSError as exc:
+            raise InputError(f"{self.path}: the file of API keys cannot be read: {exc.strerror}") from exc
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise InputError(f"{self.path}: not a valid file of API keys: {type(exc).__name__}") from exc
 
     def write(self, keys: Iterable[ApiKey]) -> None:
@@ -174,11 +183,13 @@ class KeyFile:
         draft.replace(self.path)
 
     def _refresh(self) -> None:
+        stamp: tuple[int, int, int] | None
         try:
             status = self.path.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except FileNotFoundError:
-            stamp = None
+        except OSError as exc:  # a missing file leaves the API open; an unreadable one or a link to nothing must not
+            is_missing = isinstance(exc, FileNotFoundError) and not self.path.is_symlink()
+            stamp = None if is_missing else (0, 0, 0)
         if stamp == self._stamp:
             return
         self._stamp = stamp

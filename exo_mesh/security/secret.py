@@ -13,6 +13,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from exo_mesh.base.small_files import read_small
+
 MIN_BITS = 128
 NEW_SECRET_BYTES = 32
 MAX_FILE_BYTES = 4096
@@ -56,8 +58,7 @@ def parse_secret(text: str) -> str:
 def read_secret_file(path: Path) -> str:
     """The secret in a file. Raises ValueError if the file has no usable secret."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_small(path, MAX_FILE_BYTES)
     except OSError as exc:
         raise ValueError(f"the secret file cannot be read: {exc.strerror or exc}") from exc
     if len(content) > MAX_FILE_BYTES:

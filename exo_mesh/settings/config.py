@@ -241,8 +241,8 @@ class Settings:
     auto_place: Annotated[bool, MODELS.off_switch(),
         "refuse requests for models without an instance; only POST /instance places models"] = True
     auto_replicas: Annotated[str, MODELS.one_of("WHEN", "on", "off", bare="on"),
-        "on = place a further instance of a small model while its requests queue; off = only what requests and people "
-        "ask for"] = "on"
+        "on = place a further instance of a small model while its requests queue, and of one whose peers drain; off = "
+        "only what requests and people ask for"] = "on"
 
     context_limit: Annotated[int | None, LIMITS.whole("N", 1, 10**9, shared=True),
         "most tokens of prompt + output; the model's own limit by default"] = None

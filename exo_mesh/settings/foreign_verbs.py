@@ -53,4 +53,8 @@ VERB_HINTS = {
     "sleep": "`exo-mesh node sleep` reports to the peers that this machine goes to sleep",
     "update": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
     "upgrade": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
+    "uninstall": "`exo-mesh drain`, `exo-mesh node stop`, `exo-mesh service uninstall`, then `pip uninstall exo-mesh`; "
+    "see docs/tasks/uninstall.md",
+    "health": "`exo-mesh status` shows the health of the mesh, `exo-mesh doctor` checks this machine",
+    "token": "`exo-mesh key local` prints the local token, `exo-mesh key new` makes a key of the HTTP API",
 }

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.settings.config import ConfigError
 
 PRIVATE_UMASK = 0o077
@@ -30,7 +31,7 @@ def make_private(home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _repair(home)
     except OSError as exc:
-        raise ConfigError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
+        raise ConfigError(f"the home directory {home} cannot be used: {reason_of(exc)}", param="home") from exc
 
 
 def _repair(home: Path) -> None:

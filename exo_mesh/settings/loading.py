@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from exo_mesh.base.printable import quoted
+from exo_mesh.base.small_files import exists, read_small
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings.aliases import ALIASES, alias_texts
 from exo_mesh.settings.config import (
@@ -40,6 +41,9 @@ _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
 RETIRED = {"no_loopback_exemption": "being on this machine gives no rights any more; leave it out"}
 """By retired setting: what to do instead."""
+
+_WHOSE_HOME = "run the command as the user of that node, or give --home a directory of yours"
+"""Remedy where the home belongs to another user, as after one `sudo exo-mesh` with the caller's HOME."""
 
 _VARIABLES = frozenset(variable for setting in SETTINGS.values() for variable in setting.variables)
 """The variables of every setting."""
@@ -94,9 +98,18 @@ def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], ho
         raise ConfigError(f"{SECRET_VARIABLE} and {SETTINGS['secret_file'].variable} are both set: unset one")
     if text and not origin.startswith("flag"):
         return str(_read(SECRET_VARIABLE, parse_secret, text)), path
-    if path is None and (home / SECRET_FILE_NAME).exists():
+    if path is None and _is_in_home(home / SECRET_FILE_NAME):
         path, origin = home / SECRET_FILE_NAME, SECRET_FILE_NAME
     return ("" if path is None else str(_read(f"{origin.split()[-1]} {path}", read_secret_file, path))), path
+
+
+def _is_in_home(secret_file: Path) -> bool:
+    """Whether a file of the home exists. Raises ConfigError if this user may not know."""
+    try:
+        return exists(secret_file)
+    except OSError as exc:
+        message = f"{secret_file}: cannot be read: {exc.strerror}; {_WHOSE_HOME}"
+        raise ConfigError(message, param="home") from exc
 
 
 def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], config_file: Path) -> LoadedSettings:
@@ -154,13 +167,12 @@ def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _file(path: Path) -> dict[str, Any]:
     """Reads the keys of config.toml; empty if there is none. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        if not exists(path):
+            return {}
+        content = read_small(path, MAX_FILE_BYTES)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
         keys = tomllib.loads(content.decode("utf-8-sig"))
-    except FileNotFoundError:
-        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: not valid TOML: {exc}") from exc
     except OSError as exc:

@@ -19,6 +19,16 @@ from exo_mesh.settings import values
 PREFIX = "EXO_MESH_"
 """The beginning of the variable of every setting."""
 
+_TOML_WORDS: dict[type, str] = {
+    str: "a string in quotes",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
+"""Names of the types of config.toml, for messages."""
+
 
 class Setting(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Declares one setting.
@@ -114,7 +124,9 @@ class Setting(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def _scalar(self, raw: Any) -> str:
         if type(raw) not in self.toml:
-            raise ValueError(f"a value like {self.metavar or 'true'} is needed, not a TOML {type(raw).__name__}")
+            like = f" ({self.metavar})" if self.metavar else ""
+            needed = " or ".join(dict.fromkeys(_TOML_WORDS[kind] for kind in self.toml))
+            raise ValueError(f"{needed}{like} is needed, not {_TOML_WORDS.get(type(raw), 'a date or time')}")
         return str(raw).lower() if isinstance(raw, bool) else str(raw)
 
     def _several(self, items: Iterable[str]) -> Any:

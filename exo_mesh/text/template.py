@@ -167,4 +167,4 @@ def _read_jinja(path: Path) -> ChatTemplate | None:
     try:
         return ChatTemplate.found(as_text(path, read_model_file(path, MAX_SOURCE_BYTES)), named(path))
     except OSError as exc:
-        raise ModelError(f"{named(path)}: cannot be read: {exc}") from exc
+        raise ModelError(f"{named(path)}: cannot be read: {exc.strerror}") from exc

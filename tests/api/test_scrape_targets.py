@@ -39,9 +39,20 @@ def test_each_node_is_scraped_where_the_asked_one_reaches_it() -> None:
         ("10.0.0.1:52415", "http", "a"),
         ("10.1.0.2:52415", "http", "b"),
         ("10.0.0.3:443", "https", "c"),
-        ("[fe80::2]:8080", "http", "d"),
+        ("[fd00::4]:8080", "http", "d"),
     ]
     assert all(isinstance(value, str) for one in found for value in one.labels.values())
+
+
+def test_a_node_that_is_reached_over_a_link_local_address_is_scraped_at_its_announced_one() -> None:
+    links = (
+        ("aaa", "bbb", "[fe80::2%eth0]:5000"),
+        ("aaa", "ccc", "[fe80::3%eth0]:5000"),
+        ("aaa", "ddd", "169.254.0.4:5000"),
+    )
+    urls = {"b": "http://192.168.1.2:52415", "c": "http://[fe80::3]:52415", "d": "http://10.0.0.4:52415"}
+    found = scrape_targets(state(*(peer(name, url) for name, url in urls.items()), links=links))
+    assert [one.targets for one in found] == [["192.168.1.2:52415"], ["169.254.0.4:52415"]]
 
 
 @pytest.mark.parametrize(

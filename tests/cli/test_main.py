@@ -332,3 +332,24 @@ def test_verbs_of_similar_programs_name_ours(verb: str, capsys: pytest.CaptureFi
 )
 def test_what_exists_under_the_same_name_elsewhere_has_no_hint(verb: str) -> None:
     assert verb in ALL_VERBS
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("secret", "new"),
+        ("key", "new, list, remove, local"),
+        ("service", "install, uninstall, status"),
+        ("config", "show, reference, mesh"),
+        ("cache", "ls, rm, pin, unpin"),
+        ("completion", "bash, zsh, fish"),
+    ],
+)
+def test_a_verb_without_its_second_word_names_the_words(
+    verb: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb]) == exit_codes.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"exo-mesh: one of these words is needed: {words}") and said.endswith(
+        f"see exo-mesh {verb} --help"
+    )

@@ -63,6 +63,7 @@ def test_peers_become_servers_and_only_addresses_get_into_the_file() -> None:
             peer("e", None),
             peer("f", f"http://{hostile}:52415"),
             peer("g", "http://10.0.0.1:99999"),
+            peer("i", "http://[fe80::2]:52415"),
             {"id": "hhhh", "name": hostile, "api_url": "http://10.0.0.9:52415"},
             draining="aaaa",
         )

@@ -18,9 +18,10 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.cli.services.launchd_plan import START, agent_plan, daemon_plan, print_state
-from exo_mesh.cli.services.program import obstacle
+from exo_mesh.cli.services.program import obstacle, require_readable
 from exo_mesh.cli.services.systemd_plan import command_word, state_line, system_plan, user_plan
 from exo_mesh.cli.services.waiting import wait_for_port
+from exo_mesh.settings.config import ConfigError
 from tests.support.real_systemd import RealSystemd, real_systemd, why_not
 from tools import systemd_units
 
@@ -198,6 +199,18 @@ def test_an_environment_that_the_sandbox_hides_is_refused_with_a_remedy(
     said = capsys.readouterr().err
     assert f"cannot read {program}" in said
     assert "python3 -m venv /opt/exo-mesh" in said
+
+
+def test_a_link_into_a_hidden_directory_is_refused_with_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, link = tmp_path / "home" / "python3", tmp_path / "venv"
+    hidden.parent.mkdir()
+    hidden.touch()
+    link.symlink_to(hidden)
+    monkeypatch.setattr("exo_mesh.cli.services.program._HIDDEN", {str(hidden.parent): "it is hidden"})
+    with pytest.raises(ConfigError, match=f"cannot read {link}, which leads to {hidden}: it is hidden; install"):
+        require_readable([link])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When a model gets one more instance, and when one is given back."""
+"""When a model gets one more instance, for its queue or because peers drain, and when one is given back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from exo_mesh.domain.routing.replicas import (
     IDLE_S,
     LAST_IDLE_S,
     LAST_RETRY_S,
+    LEAVING_S,
     QUEUE_S,
     ModelLoad,
     ReplicaAction,
@@ -23,6 +24,7 @@ from tools.simulate import router
 
 FULL = ReplicaUse("m-1", 3, 7, 4)
 AUTO = ReplicaUse("m-2", 0, 0, 4, is_auto=True)
+LEAVING = ReplicaUse("m-1", 0, 1, 4, is_leaving=True)
 
 
 def use(*instances: ReplicaUse, **fields: object) -> ModelLoad:
@@ -78,6 +80,34 @@ def test_a_failed_placement_is_tried_again_after_longer_and_longer_pauses() -> N
 
 def test_a_model_of_a_server_gets_its_instances_at_once() -> None:
     assert first(ReplicaPolicy(), use(FULL, is_free=True), 60) == (0, ReplicaAction.PLACE)
+
+
+def test_requests_that_keep_all_rings_of_a_model_from_draining_get_another_ring() -> None:
+    assert first(ReplicaPolicy(), use(LEAVING), 60) == (LEAVING_S, ReplicaAction.REPLACE)
+    policy = ReplicaPolicy()
+    assert first(policy, use(LEAVING), 60) is not None
+    policy.failed(LEAVING_S)
+    assert first(policy, use(LEAVING), 60, LEAVING_S) == (LEAVING_S + FIRST_RETRY_S, ReplicaAction.REPLACE)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        use(LEAVING, AUTO),
+        use(replace(LEAVING, outstanding=0)),
+        use(LEAVING, may_place=False),
+        use(LEAVING, is_changing=True),
+    ],
+    ids=["another one serves", "nobody uses it", "another peer places", "one is loading"],
+)
+def test_no_ring_is_replaced_while(given: ModelLoad) -> None:
+    assert first(ReplicaPolicy(), given, 100) is None
+
+
+def test_an_instance_is_not_given_back_while_the_others_drain() -> None:
+    assert first(ReplicaPolicy(), use(replace(LEAVING, outstanding=0), AUTO), 3 * IDLE_S) is None
+    idle = ReplicaUse("m-0", 0, 0, 4)
+    assert first(ReplicaPolicy(), use(idle, LEAVING, AUTO), 2 * IDLE_S) == (IDLE_S, ReplicaAction.GIVE_BACK)
 
 
 def test_an_automatic_instance_is_given_back_after_a_long_time_of_low_load() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from exo_mesh.cli.wiring import api_addresses
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import InputError, NoInvitationError, OverloadError, TransportError, WrongCodeError
 from exo_mesh.security.invitations import (
     EXCHANGE_S,
@@ -248,3 +250,11 @@ def test_names_of_joiners_do_no_harm_in_a_log() -> None:
 
 def test_a_transcript_does_not_mix_up_its_parts() -> None:
     assert Transcript(b"ab", b"c", "d", "e").digest != Transcript(b"a", b"bc", "d", "e").digest
+
+
+def test_an_invitation_names_addresses_that_a_person_can_type() -> None:
+    addresses = ("10.0.0.5:5000", "[fe80::2]:5000", "[fd00::5]:5000", "10.0.0.5:5001")
+    own = PeerInfo("a" * 32, 1, "n", "0.1", 1, "default", addresses, api_url="https://10.0.0.5:52415")
+    assert api_addresses(own) == ("https://10.0.0.5:52415", "https://[fd00::5]:52415")
+    cable = replace(own, addresses=("[fe80::2]:5000",), api_url="http://[fe80::2]:52415")
+    assert api_addresses(cable) == ("[fe80::2]:52415",), "better than none"

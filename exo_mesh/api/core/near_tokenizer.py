@@ -20,6 +20,7 @@ import msgspec
 
 from exo_mesh.api.core.renderer_process import ONE_THREAD, PARTS, RendererLostError, renderer_environment
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import DeadlineError, NotReadyError
 from exo_mesh.text.template_wire import (
     LENGTH,
@@ -121,7 +122,7 @@ class NearTokenizer:
             raise RendererLostError("runs too long") from exc
         except (OSError, msgspec.DecodeError) as exc:
             self._end()
-            raise RendererLostError(f"crashed its process ({exc}); it may need too much memory") from exc
+            raise RendererLostError(f"crashed its process ({reason_of(exc)}); it may need too much memory") from exc
         finally:
             self._used_at = self._clock()
             self._lock.release()
@@ -189,7 +190,7 @@ class NearTokenizer:
             )
         except OSError as exc:
             ours.close()
-            raise NotReadyError(f"the process for short texts cannot be started: {exc}") from exc
+            raise NotReadyError(f"the process for short texts cannot be started: {reason_of(exc)}") from exc
         finally:
             theirs.close()
         self._socket, self._stream = ours, ours.makefile("rb")

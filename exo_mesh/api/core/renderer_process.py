@@ -13,6 +13,7 @@ from contextlib import suppress
 import msgspec
 import psutil
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import NotReadyError
 from exo_mesh.text.template_wire import (
     EXIT_OUT_OF_MEMORY,
@@ -82,7 +83,7 @@ class RendererProcess:
                 start_new_session=True,
             )
         except OSError as exc:
-            raise NotReadyError(f"the process that renders chat templates cannot be started: {exc}") from exc
+            raise NotReadyError(f"the process that renders chat templates cannot be started: {reason_of(exc)}") from exc
         return cls(process, most_resident_bytes)
 
     async def ready(self) -> None:

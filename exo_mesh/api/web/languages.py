@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from exo_mesh.api.web.assets import FOLDER
-from exo_mesh.base.printable import counted
+from exo_mesh.base.printable import counted, reason_of
 
 FALLBACK: Final = "en"
 MAX_FILE_BYTES: Final = 256 << 10
@@ -65,7 +65,7 @@ class PageLanguages:
                 found = json.loads(file.read(MAX_FILE_BYTES))
             texts, faults = checked(found)
         except (OSError, ValueError, RecursionError) as exc:
-            self._say(f"cannot use {path} as a language of the page: {exc}")
+            self._say(f"cannot use {path} as a language of the page: {reason_of(exc)}")
             return None
         if faults:
             self._say(f"{path}: {'; '.join(faults)}")

@@ -7,6 +7,7 @@ import os
 import sys
 
 from exo_mesh.api.core.renderer_process import renderer_environment
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import NotReadyError, OverloadError
 
 MAX_AT_ONCE = 2
@@ -46,7 +47,7 @@ class WebChildren:
                 start_new_session=True,
             )
         except OSError as exc:
-            raise NotReadyError(f"the process for {self._what} cannot be started: {exc}") from exc
+            raise NotReadyError(f"the process for {self._what} cannot be started: {reason_of(exc)}") from exc
         try:
             async with asyncio.timeout(limit_s):
                 printed, _ = await process.communicate(question)

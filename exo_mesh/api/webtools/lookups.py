@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import InputError, OverloadError
 
 MAX_LOOKUPS = 8
@@ -39,7 +40,7 @@ class HostLookups:
                 answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
             except (OSError, UnicodeError) as exc:
-                error = InputError(f"the host {host} has no address ({exc})", param="url")
+                error = InputError(f"the host {host} has no address ({reason_of(exc)})", param="url")
             finally:
                 self._slots.release()
             try:

@@ -6,6 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exo_mesh.base.small_files import read_small
 from exo_mesh.settings.config import ConfigError, Settings
 
 _MAX_KEY_CHARS = 512
@@ -40,8 +41,7 @@ class WebToolOptions:
 def _key_in(path: Path) -> str:
     """The key in a file. Raises ConfigError, which does not quote the file."""
     try:
-        with path.open("rb") as file:
-            key = file.read(_MAX_KEY_CHARS + 2).decode("utf-8-sig").strip()
+        key = read_small(path, _MAX_KEY_CHARS + 1).decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--web-search-key-file {path} cannot be read: {why}", param="web_search_key_file") from exc

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from exo_mesh.base.printable import counted, quoted
+from exo_mesh.base.printable import counted, quoted, reason_of
 from exo_mesh.cli.balancing.installing import check, find_nginx, reload, replace_file
 from exo_mesh.cli.balancing.members import LiveMembers
 from exo_mesh.cli.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
@@ -107,7 +107,7 @@ def _watch(read: Callable[[], list[Upstream]], written: WrittenConfig, every_s: 
         try:
             now = written.update(able(read()))
         except (MeshError, OSError) as exc:
-            now = f"{written.path} is unchanged: {exc}"
+            now = f"{written.path} is unchanged: {reason_of(exc)}"
         if now != said:
             sys.stderr.write(now + "\n")
             sys.stderr.flush()

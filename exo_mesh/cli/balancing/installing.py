@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import MeshError
 
 CHECK_DEADLINE_S = 20.0
@@ -83,4 +84,4 @@ def _run(command: list[str], deadline_s: float, what: str) -> subprocess.Complet
     except subprocess.TimeoutExpired as exc:
         raise ConfigurationRefused(f"`{what}` did not end within {deadline_s:g} s") from exc
     except OSError as exc:
-        raise ConfigurationRefused(f"`{what}` cannot be run: {exc}") from exc
+        raise ConfigurationRefused(f"`{what}` cannot be run: {reason_of(exc)}") from exc

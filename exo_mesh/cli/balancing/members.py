@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from exo_mesh.cli.balancing.writing import Upstream
 from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.domain.addresses import needs_interface
 from exo_mesh.errors import MeshError
 
 MAX_ASKED = 5
@@ -97,7 +98,7 @@ def _address_of(url: str) -> tuple[str, str]:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return (f"{host}:{port}", parts.scheme) if _NAME.fullmatch(host) else ("", "")
-    if ip.is_unspecified or "%" in host:
+    if ip.is_unspecified or "%" in host or needs_interface(host):
         return "", ""
     return (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"), parts.scheme
 

@@ -8,6 +8,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.security.api_tls import read_pem
 from exo_mesh.security.own_nodes import live_nodes, registered_homes
 from exo_mesh.settings import values
@@ -67,7 +68,9 @@ def trust(host: str, own_certificate: Path | None) -> ssl.SSLContext:
             read_pem(Path(file))
             context.load_verify_locations(file)
         except (OSError, ValueError) as exc:
-            raise ConfigError(f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form: {exc}") from exc
+            raise ConfigError(
+                f"EXO_MESH_API_CA={file}: cannot be read as a certificate in PEM form: {reason_of(exc)}"
+            ) from exc
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

@@ -49,7 +49,8 @@ def require_readable(paths: Iterable[Path]) -> None:
     """Raises ConfigError with a remedy for the first path that the system unit's user cannot read."""
     for path in paths:
         if why := obstacle(path):
-            raise ConfigError(f"the service cannot read {path}: {why}; {REMEDY}")
+            target = "" if path.resolve() == path else f", which leads to {path.resolve()}"
+            raise ConfigError(f"the service cannot read {path}{target}: {why}; {REMEDY}")
 
 
 def obstacle(path: Path) -> str:

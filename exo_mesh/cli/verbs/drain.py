@@ -1,13 +1,15 @@
 """Let a node finish its requests and accept no new ones, so that stopping it ends no request.
 
 New requests to the node get a 503, /readyz reports not ready (nginx then uses other peers), and new placements leave
-the node out. Its layers stay until the node stops, and serve requests of other peers: such a request then pauses until
-other peers have loaded these layers, and continues.
+the node out. If requests of other peers keep using its layers, the mesh places their model on other peers too, if these
+can hold it. Layers that stay serve requests of other peers until the node stops: such a request then pauses until other
+peers have loaded these layers, and continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -38,28 +40,44 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     drain = client.post("/drain", {})
     end = time.monotonic() + args.wait
+    if not drain["drained"]:
+        print(f"waiting for {_left(drain)}, for up to {args.wait:g} s", file=sys.stderr)
     while not drain["drained"] and time.monotonic() < end:
         time.sleep(_POLL_S)
         drain = client.get("/drain")
     if drain["drained"]:
         say("drained: the node can be stopped")
     else:
-        left = f"{counted(drain['requests'], 'request')} and {counted(drain['sequences'], 'sequence')}"
-        say(f"not drained: {left} of its stages still run")
+        say(f"not drained: {_left(drain)} still run; if the node stops now, requests of other peers pause and continue")
     for line in staying(client.get("/state")):
         say(line)
     return exit_codes.OK if drain["drained"] else exit_codes.FAILED
 
 
+def _left(drain: Mapping[str, Any]) -> str:
+    """What has to end before the node is drained."""
+    sequences = counted(drain["sequences"], "sequence")
+    return f"{counted(drain['requests'], 'request')} to this node and {sequences} on its stages"
+
+
 def staying(state: Mapping[str, Any]) -> list[str]:
     """One line for each range of layers that the node holds, and what happens to it when the node stops."""
     own, lines = state.get("node_id"), []
-    for instance in state["view"]["instances"]:
-        for stage in instance.get("stages", ()):
-            if own not in (stage.get("group") or {}).get("peers", [stage["peer"]]):
-                continue
+    instances = state["view"]["instances"]
+    held = [(one, [stage for stage in one.get("stages", ()) if own in _peers(stage)]) for one in instances]
+    elsewhere = {one["model"] for one, here in held if not here and one.get("state") == "ready"}
+    for instance, here in held:
+        for stage in here:
             layers = f"{printable(instance['model'])} {layers_text(stage['layers'])}"
             is_alone = len(instance["stages"]) == 1 and not stage.get("group")
             after = "then another peer loads it for the next request" if is_alone else _THEN
+            if instance["model"] in elsewhere:
+                after = "new requests use another instance"
             lines.append(f"{layers} stays here until the node stops; {after}")
     return lines
+
+
+def _peers(stage: Mapping[str, Any]) -> list[str]:
+    """The peers that hold a stage."""
+    peers: list[str] = (stage.get("group") or {}).get("peers", [stage["peer"]])
+    return peers

@@ -1,4 +1,5 @@
-"""Decides when a model gets one more instance because its requests queue, and when one is given back. Pure."""
+"""Decides when a model gets one more instance because its requests queue or its peers drain, and when one is given
+back. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ import msgspec
 QUEUE_S = 5.0
 """All instances of a model must be full, with requests waiting, for this long before one more is placed: loading takes
 seconds, so a shorter queue is over before the new instance could help."""
+
+LEAVING_S = 2.0
+"""Requests must run on rings with draining peers for this long before another ring is placed: short ones end before it
+would have loaded, and then the drain is over."""
 
 IDLE_S = 300.0
 """The load of a model must have been low for this long before an instance is given back; also the shortest life of an
@@ -39,13 +44,15 @@ class ReplicaAction(StrEnum):
     """What to do about the number of instances of a model."""
 
     PLACE = "place"
+    REPLACE = "replace"
+    """Place one on peers that do not drain, for the requests that keep the others from draining."""
     GIVE_BACK = "give back"
 
 
 class ReplicaUse(msgspec.Struct, frozen=True):
     """A ready instance. waiting, outstanding: requests in its queue, and with the running ones. slots: requests that it
     runs at once. is_auto: the mesh placed it by itself, and nobody has asked for it since. is_mine: this node owns
-    it."""
+    it. is_leaving: one of its peers drains."""
 
     instance_id: str
     waiting: int
@@ -53,6 +60,7 @@ class ReplicaUse(msgspec.Struct, frozen=True):
     slots: int
     is_auto: bool = False
     is_mine: bool = True
+    is_leaving: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -86,21 +94,25 @@ class ReplicaPolicy:
         self._known: dict[str, bool] = {}
         self._full_since: float | None = None
         self._low_since: float | None = None
+        self._leaving_since: float | None = None
         self._not_before = float("-inf")
         self._retry_s = FIRST_RETRY_S
         self._idle_s = IDLE_S
         self._gave_back_at: float | None = None
 
     def step(self, use: ModelLoad, now: float) -> ReplicaAction | None:
-        """What this node should do now. A caller that gets PLACE calls `failed` if that is impossible."""
+        """What this node should do now. A caller that gets PLACE or REPLACE calls `failed` if that is impossible."""
         known = {one.instance_id: one.is_auto for one in use.instances}
         if known != self._known:
             if any(is_auto and name not in known for name, is_auto in self._known.items()):
                 self._not_before = max(self._not_before, now + HOLD_S)
             self._known, self._full_since, self._low_since = known, None, None
         if use.is_changing or not use.instances:
-            self._full_since = self._low_since = None
+            self._full_since = self._low_since = self._leaving_since = None
             return None
+        self._leaving_since = _since(self._leaving_since, _keeps_peers_from_draining(use), now)
+        if self._should_replace(use, now):
+            return ReplicaAction.REPLACE
         self._full_since = _since(self._full_since, _is_queueing(use), now)
         self._low_since = _since(self._low_since, _is_low(use), now)
         if self._should_place(use, now):
@@ -133,9 +145,15 @@ class ReplicaPolicy:
             return False
         return self._full_since is not None and now - self._full_since >= (0.0 if use.is_free else QUEUE_S)
 
+    def _should_replace(self, use: ModelLoad, now: float) -> bool:
+        if not use.may_place or now < self._not_before:
+            return False
+        return self._leaving_since is not None and now - self._leaving_since >= LEAVING_S
+
     def _should_give_back(self, use: ModelLoad, now: float) -> bool:
         last = use.last_auto
-        if last is None or not last.is_mine or last.outstanding or len(use.instances) < 2:
+        others = [one for one in use.instances if one is not last and not one.is_leaving]
+        if last is None or not last.is_mine or last.outstanding or not others:
             return False
         return self._low_since is not None and now - self._low_since >= self._idle_s
 
@@ -151,9 +169,13 @@ def _is_queueing(use: ModelLoad) -> bool:
     return any(one.waiting for one in use.instances) and all(one.is_full for one in use.instances)
 
 
+def _keeps_peers_from_draining(use: ModelLoad) -> bool:
+    return all(one.is_leaving for one in use.instances) and any(one.outstanding for one in use.instances)
+
+
 def _is_low(use: ModelLoad) -> bool:
     last = use.last_auto
     if last is None:
         return False
-    others = sum(one.slots for one in use.instances if one.instance_id != last.instance_id)
+    others = sum(one.slots for one in use.instances if one is not last and not one.is_leaving)
     return sum(one.outstanding for one in use.instances) <= LOW * others

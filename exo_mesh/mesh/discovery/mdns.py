@@ -12,6 +12,7 @@ from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf import Error as ZeroconfError
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.addresses import Interface, LinkKind, advertised, dialable, joined, split
@@ -96,7 +97,7 @@ class MdnsDiscovery:
             self._announcing = await self._zeroconf.async_register_service(self._info, cooperating_responders=True)
         except (OSError, RuntimeError, ZeroconfError) as exc:
             await self.stop()
-            raise TransportError(f"mDNS does not work on this machine: {exc or type(exc).__name__}") from exc
+            raise TransportError(f"mDNS does not work on this machine: {reason_of(exc)}") from exc
         zeroconf = self._zeroconf.zeroconf
 
         def on_change(*, name: str, state_change: ServiceStateChange, **_: object) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.base.printable import counted
+from exo_mesh.base.small_files import read_small
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.base.wakeups import next_wakeup
 from exo_mesh.domain.addresses import joined
@@ -57,8 +58,7 @@ def parse_peers(text: str, where: str, default_port: int) -> tuple[str, ...]:
 def read_peers(path: Path, default_port: int) -> tuple[str, ...]:
     """The addresses in a peers file. Blocking. Raises InputError like parse_peers, and if the file cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_small(path, MAX_FILE_BYTES)
         if len(content) > MAX_FILE_BYTES:
             raise InputError(f"{path}: is larger than {MAX_FILE_BYTES} bytes", param="peers_file")
         return parse_peers(content.decode("utf-8-sig"), str(path), default_port)

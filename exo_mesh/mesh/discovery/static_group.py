@@ -16,6 +16,8 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from exo_mesh.base.printable import reason_of
+from exo_mesh.base.small_files import read_small
 from exo_mesh.domain.addresses import joined, split
 from exo_mesh.domain.device import StaticRank
 from exo_mesh.domain.fast_synch import VARIABLE
@@ -98,8 +100,7 @@ def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
     min_hosts: 1 also accepts a file with a single host, which is a list of machines and no tensor group.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_small(path, MAX_FILE_BYTES)
     except OSError as exc:
         raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_FILE_BYTES:
@@ -225,7 +226,9 @@ def _json_file(path: str, variable: str) -> Any:
         text = Path(path).read_text(encoding="utf-8-sig")
         return json.loads(text) if text.strip() else []
     except (OSError, ValueError) as exc:
-        raise InputError(f"{variable} names {path}, which cannot be read as JSON: {exc}", param="hostfile") from exc
+        raise InputError(
+            f"{variable} names {path}, which cannot be read as JSON: {reason_of(exc)}", param="hostfile"
+        ) from exc
 
 
 def _from_hosts(content: Any) -> StaticGroup | None:

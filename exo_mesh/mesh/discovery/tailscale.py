@@ -19,6 +19,8 @@ import aiohttp
 import msgspec
 
 from exo_mesh.base.clock import Clock, monotonic
+from exo_mesh.base.printable import reason_of
+from exo_mesh.base.small_files import read_small
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError, MeshError, TransportError
@@ -54,8 +56,7 @@ class TailscaleRefusedError(TransportError):
 def read_key(path: Path) -> str:
     """The API key in a file. Raises InputError."""
     try:
-        with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES).decode("utf-8-sig").strip()
+        key = read_small(path, MAX_KEY_BYTES)[:MAX_KEY_BYTES].decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not text"
         raise InputError(f"{path}: cannot be read: {reason}", param="tailscale_api_key_file") from exc
@@ -245,5 +246,5 @@ class TailscaleDiscovery:
                     raise TransportError("the Tailscale API answered with more than 8 MiB")
                 return devices_in(await reply.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            reason = str(exc) or type(exc).__name__
+            reason = reason_of(exc)
             raise TransportError(f"the Tailscale API at {self._url} does not answer: {reason}") from exc

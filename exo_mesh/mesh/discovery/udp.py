@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.addresses import WILDCARDS, Interface, LinkKind, joined
 from exo_mesh.errors import TransportError
@@ -106,7 +107,9 @@ class UdpDiscovery:
         try:
             sock = listening_socket(self._listen_port, self._loopback_only, self._loopback)
         except OSError as exc:
-            raise TransportError(f"cannot listen for announcements on UDP port {self._listen_port}: {exc}") from exc
+            raise TransportError(
+                f"cannot listen for announcements on UDP port {self._listen_port}: {reason_of(exc)}"
+            ) from exc
         await self._listen(sock, own, suggest)
         if not self._loopback_only:
             try:

@@ -11,6 +11,7 @@ from typing import IO
 
 import msgspec
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.errors import InputError
 
 MAX_NODES_PER_HOME = 16
@@ -46,7 +47,7 @@ def take_identity(home: Path) -> Identity:
                     _log.warning("another node already uses the home %s; this node uses the id in %s", home, path.name)
                 return _read_and_count(lock)
     except OSError as exc:
-        raise InputError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
+        raise InputError(f"the home directory {home} cannot be used: {reason_of(exc)}", param="home") from exc
     raise InputError(f"{MAX_NODES_PER_HOME} nodes already run on {home}; give this one its own --home", param="home")
 
 

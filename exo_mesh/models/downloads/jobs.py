@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.download import DownloadInfo, DownloadState, FetchStep
 from exo_mesh.domain.footprint import gigabytes
@@ -171,7 +172,7 @@ class FetchJobs:
                     raise
                 _log.info("planning the fetch of %s again: %s", job.model, exc)
             except (ModelError, UnknownModelError, OSError) as exc:
-                raise FetchError(f"{job.model}: {exc}") from exc
+                raise FetchError(f"{job.model}: {reason_of(exc)}") from exc
             await asyncio.sleep(RETRY_S)
         if left := size_of_pieces(await asyncio.to_thread(self._files.missing, job.model, job.need.layers)):
             raise FetchError(f"{gigabytes(left)} of {job.model} are still missing after the fetch")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.base.tasks import ChangeSignal
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner.heartbeat import Heartbeat
@@ -147,7 +148,7 @@ class Runner:
         except MeshError as exc:
             self._ends(End.CRASHED, exc.code, str(exc))
         except OSError as exc:
-            self._ends(End.CRASHED, EngineError.code, f"the runner of {self.label} cannot be started: {exc}")
+            self._ends(End.CRASHED, EngineError.code, f"the runner of {self.label} cannot be started: {reason_of(exc)}")
         finally:
             self.flight.ended = True
             self._gone.set()

@@ -1,4 +1,5 @@
-"""Places further instances of models whose requests queue, and gives them back; see domain/routing/replicas.
+"""Places further instances of models whose requests queue or whose peers drain, and gives them back; see
+domain/routing/replicas.
 
 Every owner of an instance follows its models. The owner with the lowest id places; each owner gives back its own.
 """
@@ -26,7 +27,7 @@ from exo_mesh.rings.placing.choosing import slots_of
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.owned_rings import OwnedRings
 from exo_mesh.rings.placing.planner import Planner
-from exo_mesh.rings.placing.short_peers import is_short
+from exo_mesh.rings.placing.short_peers import draining_members, is_short
 from exo_mesh.rings.placing.spec import InstanceSpec
 
 LOOK_EVERY_S = 1.0
@@ -85,8 +86,11 @@ class AutoReplicas:
         for model in self._is_free:
             policy, use = self._policies[model], self._use(model, readings)
             action = policy.step(use, self._clock())
-            if action is ReplicaAction.PLACE:
-                task = self._tasks.start(self._place(model, use, policy), f"one more instance of {model}")
+            if action in (ReplicaAction.PLACE, ReplicaAction.REPLACE):
+                is_for_drain = action is ReplicaAction.REPLACE
+                task = self._tasks.start(
+                    self._place(model, use, policy, is_for_drain=is_for_drain), f"one more instance of {model}"
+                )
                 self._placing[model] = task
                 task.add_done_callback(functools.partial(self._ended, model))
             elif action is ReplicaAction.GIVE_BACK and use.last_auto is not None:
@@ -132,18 +136,28 @@ class AutoReplicas:
             slots_of(instance, reading),
             is_auto=instance.is_auto and not is_kept,
             is_mine=is_mine,
+            is_leaving=bool(draining_members(instance.plan, readings)),
         )
 
-    async def _place(self, model: str, use: ModelLoad, policy: ReplicaPolicy) -> None:
+    async def _place(self, model: str, use: ModelLoad, policy: ReplicaPolicy, *, is_for_drain: bool) -> None:
+        why = "its peers drain" if is_for_drain else "requests had to wait"
         try:
-            spec = await self._spec(model, is_free=use.is_free)
+            spec = self._spec_elsewhere(model) if is_for_drain else await self._spec(model, is_free=use.is_free)
             instance = await self._instances.ensure(spec)
         except MeshError as exc:
             policy.failed(self._clock())
-            _log.info("no further instance of %s for its queue: %s", model, exc)
+            _log.info("no further instance of %s because %s: %s", model, why, exc)
             return
         policy.placed()
-        _log.info("%s serves %s too, because requests had to wait", instance.plan.instance_id, model)
+        _log.info("%s serves %s too, because %s", instance.plan.instance_id, model, why)
+
+    def _spec_elsewhere(self, model: str) -> InstanceSpec:
+        """The same model on peers that neither drain nor are short of memory. It may take as much memory as a request
+        could ask for: it replaces an instance, whose context it keeps."""
+        held = [one.plan for _, one in self._instances.all() if one.plan.model == model]
+        unable = _unable({info.id for info in self._infos()}, self._membership.telemetry)
+        context = max((plan.context_limit for plan in held), default=None)
+        return InstanceSpec(model, context_limit=context, exclude_peers=tuple(sorted(unable)), is_auto=True)
 
     async def _spec(self, model: str, *, is_free: bool) -> InstanceSpec:
         """What to place. Raises PlacementError if there is no room for it.

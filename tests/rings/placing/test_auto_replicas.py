@@ -1,4 +1,4 @@
-"""The mesh places a further instance of a model whose requests queue, and gives it back."""
+"""The mesh places a further instance of a model whose requests queue or whose peers drain, and gives it back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from exo_mesh.domain.routing import replicas
 from exo_mesh.node.node import Node
-from exo_mesh.rings.placing import auto_replicas
+from exo_mesh.rings.placing import auto_replicas, unloading
 from exo_mesh.rings.placing.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
 
@@ -26,7 +26,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "QUEUE_S", 0.2)
     monkeypatch.setattr(replicas, "IDLE_S", 0.5)
     monkeypatch.setattr(replicas, "FIRST_RETRY_S", 0.5)
+    monkeypatch.setattr(replicas, "LEAVING_S", 0.2)
     monkeypatch.setattr(auto_replicas, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(unloading, "DRAINING_IDLE_S", 0.2)
 
 
 @contextlib.asynccontextmanager
@@ -103,6 +105,19 @@ async def test_a_peer_that_drains_gets_no_further_instance_and_no_request_while_
             nodes[1].peers.drain_here(on=True)
             await until(lambda: nodes[0].membership.telemetry[nodes[1].node_id].is_draining)
             await until(lambda: serving(nodes[0]) == {f"{MODEL}-1"})
+
+
+@pytest.mark.extended
+async def test_a_drain_ends_although_requests_at_other_peers_never_do(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, auto_replicas="on", engine_options=SLOW) as nodes:
+        await nodes[0].instances.create(InstanceSpec(MODEL, exclude_peers=(nodes[0].node_id,)))
+        async with load(nodes[0], 2):
+            await until(lambda: nodes[1].observation.drain_state()["sequences"] > 0)
+            nodes[1].peers.drain_here(on=True)
+            await until(lambda: nodes[1].observation.drain_state()["drained"])
+            await until(
+                lambda: [stage.peer for one in instances(nodes[1]) for stage in one.stages] == [nodes[0].node_id]
+            )
 
 
 @pytest.mark.extended

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.base.printable import quoted
+from exo_mesh.base.printable import quoted, reason_of
 from exo_mesh.errors import InputError
 
 FOLDER = "chats"
@@ -92,7 +92,7 @@ class SavedChats:
             known = ", ".join(self.names()) or "none yet"
             raise InputError(f"there is no saved conversation {name}; saved: {known}") from None
         except (OSError, msgspec.MsgspecError, RecursionError) as exc:
-            raise InputError(f"{path} cannot be read: {exc}") from exc
+            raise InputError(f"{path} cannot be read: {reason_of(exc)}") from exc
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 
+from exo_mesh.base.printable import reason_of
 from exo_mesh.domain.addresses import split
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
@@ -49,7 +50,9 @@ def meet(wiring: RankWiring, key: bytes, patience_s: float = MEET_S) -> None:
     except TimeoutError as exc:
         raise RankLostError(f"{exc} in {patience_s:.0f} s") from exc
     except OSError as exc:
-        raise RankLostError(f"rank {wiring.rank} cannot meet the other ranks at {wiring.endpoints[0]}: {exc}") from exc
+        raise RankLostError(
+            f"rank {wiring.rank} cannot meet the other ranks at {wiring.endpoints[0]}: {reason_of(exc)}"
+        ) from exc
 
 
 class _Leader:
@@ -121,7 +124,7 @@ class _Leader:
                 caller.sendall(_GO)
                 caller.recv(1)
             except OSError as exc:
-                raise RankLostError(f"rank {rank} connected and then disconnected: {exc}") from exc
+                raise RankLostError(f"rank {rank} connected and then disconnected: {reason_of(exc)}") from exc
 
 
 def _rank_in(said: bytes, key: bytes) -> int:
