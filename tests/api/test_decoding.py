@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.anthropic.schema import decode_messages_body
+from exo_mesh.api.decoding import convert_part, decode_body
+from exo_mesh.api.ollama.lenient import decode_ollama_body
+from exo_mesh.api.ollama.schema import OllamaChatBody
 from exo_mesh.api.openai.schema import ChatBody, decode_generation_body
+from exo_mesh.api.responses.items import MessageItem
+from exo_mesh.api.responses.schema import decode_responses_body
 from exo_mesh.base.long_texts import LONG, SLICE
 from exo_mesh.errors import InputError
 
+Level = Literal["x"]
 TEXT = 'a "quoted" line\n' * (2 * LONG // 16)
 
 
@@ -58,3 +65,57 @@ def test_half_a_character_is_named_behind_a_million_escapes() -> None:
             decode_body(body, list[str])
     with pytest.raises(InputError, match="not valid JSON"):
         decode_body(b'["%b", ' % text, list[str])
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "message"),
+    [
+        (
+            lambda body: decode_generation_body(body, ChatBody),
+            {"messages": [{"role": "function", "content": "x"}]},
+            'messages[0].role is "function"; it must be "developer" or "system" or "user" or "assistant" or "tool"',
+        ),
+        (
+            lambda body: decode_generation_body(body, ChatBody),
+            {"messages": [], "tool_choice": "any"},
+            'tool_choice is "any"; it must be "none" or "auto" or "required"',
+        ),
+        (
+            lambda body: decode_generation_body(body, ChatBody),
+            {"messages": [], "tools": [{"type": "web_search"}]},
+            'tools[0].type is "web_search"; it must be "function"',
+        ),
+        (
+            lambda body: decode_generation_body(body, ChatBody),
+            {"messages": [], "verbosity": "x" * 500},
+            f'verbosity is "{"x" * 56}...; it must be "low" or "medium" or "high"',
+        ),
+        (
+            decode_responses_body,
+            {"input": "x", "text": {"format": {"type": "it's"}}},
+            'text.format.type is "it\'s"; it must be "text" or "json_object" or "json_schema"',
+        ),
+        (
+            decode_messages_body,
+            {"max_tokens": 1, "messages": [], "thread": {"type": "end"}},
+            'thread.type is "end"; it must be "create" or "continue"',
+        ),
+        (
+            lambda body: decode_ollama_body(body, OllamaChatBody),
+            {"model": "m", "think": "most"},
+            'think is "most"; it must be "low" or "medium" or "high"',
+        ),
+        (
+            lambda body: convert_part(json.loads(body), MessageItem, "input[3]"),
+            {"role": "tool", "content": "x"},
+            'input[3].role is "tool"; it must be "user" or "system" or "developer" or "assistant"',
+        ),
+        (lambda body: decode_body(body, dict[str, list[Level]]), {"a.b": ["c"]}, '[...][0] is "c"; it must be "x"'),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_allowed_ones(
+    decode: Callable[[bytes], object], body: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as found:
+        decode(json.dumps(body).encode())
+    assert str(found.value) == message
