@@ -250,7 +250,8 @@ async def test_ollama_embeds_texts_and_cuts_long_ones(api: Served) -> None:
     assert made["total_duration"] >= made["load_duration"] >= 0
     status, made = await post(api, {"input": "b" * 300, "truncate": False}, "/ollama/api/embed")
     assert status == 400 and "tokens" in made["error"]
-    assert (await post(api, {"input": []}, "/api/embed"))[1]["embeddings"] == []
+    for nothing in ({"input": []}, {"input": ""}, {"input": None}, {}):
+        assert (await post(api, nothing, "/api/embed"))[1]["embeddings"] == []
     _, made = await post(api, {"input": "a", "dimensions": 2, "options": {"num_ctx": 64}}, "/api/embed")
     assert len(made["embeddings"][0]) == 2 and api.mesh.request.embed == EmbedSpec("mean", dimensions=2)
 
