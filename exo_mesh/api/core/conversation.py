@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from exo_mesh.api.core.call_arguments import numbered_id
+from exo_mesh.api.core.call_arguments import numbered_id, with_results_in_order
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
 from exo_mesh.base.long_texts import json_size
 from exo_mesh.errors import InputError
@@ -45,6 +45,7 @@ def template_for(conversation: Conversation, template: ChatTemplate) -> ChatTemp
 def forms_of(turns: Sequence[Turn], traits: TemplateTraits, *, has_tools: bool) -> list[tuple[Turn, ...]]:
     """The turns in the forms to render until the template takes one: as its traits say, then as stricter templates
     want them."""
+    turns = with_results_in_order(turns)
     # `developer` is a newer name for `system` that few templates know
     is_renamed = not traits.knows_developer
     plain = [replace(turn, role="system") if turn.role == "developer" and is_renamed else turn for turn in turns]

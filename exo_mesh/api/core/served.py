@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from exo_mesh.api.core.call_arguments import with_results_in_order
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Thinking, ToolChoice, Turn
 from exo_mesh.base.long_texts import json_parts
@@ -59,7 +60,7 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     if conversation.continues_last:
         said = turns[-1].text
         turns, begun = turns[:-1], (TextPiece("text", said),) if said else ()
-    body: dict[str, Any] = {"messages": [_message(turn) for turn in turns]}
+    body: dict[str, Any] = {"messages": [_message(turn) for turn in with_results_in_order(turns)]}
     if tools := offered_tools(conversation):
         body["tools"] = [tool.as_function() for tool in tools]
         body["parallel_tool_calls"] = conversation.parallel_tool_calls

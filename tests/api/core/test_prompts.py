@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,53 @@ async def test_each_of_several_calls_is_shown_with_its_result(tmp_path: Path, na
     if name in ("first call", "one call"):
         places = [prompt.find(word) for word in words]
         assert places == sorted(places)
+
+
+def in_items(order: Sequence[int], num_calls: int = 2) -> dict[str, dict[str, Any]]:
+    """A conversation with calls and their results in this order, in each dialect, by its path."""
+    calls = [(f"c{i}", f"look{i}") for i in range(num_calls)]
+    user = [{"type": "tool_result", "tool_use_id": f"c{i}", "content": f"blue{i}"} for i in order]
+    said = [{"type": "tool_use", "id": id_, "name": name, "input": {}} for id_, name in calls]
+    asked = [{"type": "function_call", "call_id": id_, "name": name, "arguments": "{}"} for id_, name in calls]
+    given = [{"type": "function_call_output", "call_id": f"c{i}", "output": f"blue{i}"} for i in order]
+    functions = [{"id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}} for id_, name in calls]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"blue{i}"} for i in order]
+    plain = [{"function": {"name": name, "arguments": {}}} for _, name in calls]
+    named = [{"role": "tool", "tool_name": f"look{i}", "content": f"blue{i}"} for i in order]
+    return {
+        "/v1/chat/completions": {
+            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": functions}, *results]
+        },
+        "/v1/messages": {
+            "messages": [USER, {"role": "assistant", "content": said}, {"role": "user", "content": user}],
+            "max_tokens": 9,
+        },
+        "/v1/responses": {"input": [USER, *asked, *given]},
+        "/api/chat": {"messages": [USER, {"role": "assistant", "tool_calls": plain}, *named], "stream": False},
+    }
+
+
+async def test_results_follow_in_the_order_of_their_calls_whenever_they_came(tmp_path: Path) -> None:
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        for path, body in in_items((2, 0, 1), 3).items():
+            status, prompt = await ask(path, **body)
+            assert status == 200, prompt
+            places = [prompt.find(f"blue{i}") for i in range(3)]
+            assert -1 not in places and places == sorted(places), (path, prompt)
+            assert (status, prompt) == await ask(path, **in_items((0, 1, 2), 3)[path])
+
+
+async def test_a_result_that_answers_no_call_keeps_all_results_where_they_are(tmp_path: Path) -> None:
+    body = in_items((1, 0))["/v1/chat/completions"]
+    body["messages"][-1]["tool_call_id"] = "other"
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        _, prompt = await ask("/v1/chat/completions", **body)
+        assert -1 < prompt.find("blue1") < prompt.find("blue0")
+        body = in_items((1, 0))["/v1/chat/completions"]
+        for message in (*body["messages"][1]["tool_calls"], *body["messages"][2:]):
+            message["id" if "id" in message else "tool_call_id"] = "same"
+        _, prompt = await ask("/v1/chat/completions", **body)
+        assert -1 < prompt.find("blue1") < prompt.find("blue0")
 
 
 @pytest.mark.parametrize("has_own", [True, False])

@@ -45,6 +45,14 @@ def test_only_words_of_the_last_message_are_a_beginning(said: str) -> None:
     assert [piece.text for piece in made.begun] == ([said] if said else [])
 
 
+def test_results_of_tools_go_out_in_the_order_of_their_calls() -> None:
+    calls = [{"id": f"c{i}", "type": "function", "function": {"name": "look", "arguments": "{}"}} for i in range(3)]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": str(i)} for i in (2, 0, 1)]
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": calls}, *results]
+    (made,) = text_inputs(neutral_chat(msgspec.convert({"messages": messages}, ChatBody)))
+    assert [turn["tool_call_id"] for turn in msgspec.json.decode(made.body)["messages"][-3:]] == ["c0", "c1", "c2"]
+
+
 def test_a_result_of_a_tool_has_the_name_of_its_call() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1"}]
