@@ -79,7 +79,7 @@ def neutral_generate(body: OllamaGenerateBody) -> NeutralRequest:
             raise InputError(text, param="images")
         return _neutral(body, Prompts((body.prompt or "",)), "prompt")
     turns = [Turn("system", body.system, "system")] if body.system else []
-    parts = parts_of(body.prompt, body.images, "body")
+    parts = parts_of(body.prompt, body.images, "images")
     turns.append(Turn("user", body.prompt or "", "prompt", parts=parts))
     return _neutral(body, Conversation(tuple(turns), thinking=thinking_of(body)), "prompt")
 
