@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -36,10 +37,13 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|u([dD][89a-fA-
 
 
 def decode_body(body: bytes, kind: type[T], tables: NeutralTables = _NO_TABLES) -> T:
-    """Decode the body into a struct. Fields that change nothing are left out by the rule of without_neutral.
+    """Decode the body into a struct. Fields that change nothing are left out by the rule of without_neutral, and so is
+    a byte-order mark, which editors and shells of Windows put before a file.
 
     Raises InputError that names the wrong field.
     """
+    if body.startswith(BOM_UTF8):
+        body = body[len(BOM_UTF8) :]
     try:
         return _decoded(body, kind, tables)
     except msgspec.ValidationError as exc:
@@ -82,6 +86,8 @@ def _converted(value: object, kind: type[T], where: str, tables: NeutralTables) 
 def _why_undecoded(body: bytes, message: str) -> str:
     if "UTF-8" in message:
         return f"UTF-8 (byte {first_wrong_byte(body)})"
+    if not body or body.isspace():
+        return "valid JSON: it is empty"
     return f"valid JSON: {_lone_surrogate(body, message) or message}"
 
 

@@ -18,6 +18,7 @@ from exo_mesh.api.responses.items import MessageItem
 from exo_mesh.api.responses.schema import decode_responses_body
 from exo_mesh.base.long_texts import LONG, SLICE
 from exo_mesh.errors import InputError
+from tests.api.scripted_mesh import Served
 
 Level = Literal["x"]
 TEXT = 'a "quoted" line\n' * (2 * LONG // 16)
@@ -119,3 +120,18 @@ def test_a_wrong_word_is_answered_with_the_allowed_ones(
     with pytest.raises(InputError) as found:
         decode(json.dumps(body).encode())
     assert str(found.value) == message
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"])
+async def test_a_byte_order_mark_before_a_body_changes_nothing(api: Served, path: str) -> None:
+    said = {"messages": [{"role": "user", "content": "Hi"}]}
+    body = {"/v1/messages": {"max_tokens": 5, **said}, "/v1/responses": {"input": "Hi"}}.get(path, said)
+    for mark in (b"", b"\xef\xbb\xbf"):
+        async with api.http.post(path, data=mark + json.dumps(body).encode()) as reply:
+            assert reply.status == 200, await reply.text()
+
+
+@pytest.mark.parametrize("body", [b"", b" \n", b"\xef\xbb\xbf"])
+def test_an_empty_body_is_called_empty(body: bytes) -> None:
+    with pytest.raises(InputError, match=r"^the request body is not valid JSON: it is empty$"):
+        decode_generation_body(body, ChatBody)
