@@ -233,6 +233,28 @@ async def test_a_result_that_answers_no_call_keeps_all_results_where_they_are(tm
         assert -1 < prompt.find("blue1") < prompt.find("blue0")
 
 
+def two_tools(path: str, second: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two tools of one name with these schemas, as the dialect of a path has them."""
+    schemas = ({"type": "object", "properties": {"at": {"type": "string"}}}, second)
+    if path == "/v1/messages":
+        return [{"name": "look", "input_schema": schema} for schema in schemas]
+    functions = [{"name": "look", "parameters": schema} for schema in schemas]
+    is_flat = path == "/v1/responses"
+    return [{"type": "function", **(one if is_flat else {"function": one})} for one in functions]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_two_different_tools_of_one_name_are_refused(tmp_path: Path, dialect: str) -> None:
+    """A call could be of either; the same tool twice is one tool."""
+    same = {"properties": {"at": {"type": "string"}}, "type": "object"}
+    other = {"type": "object", "properties": {"at": {"type": "integer"}}}
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        path, body = in_dialect(dialect, [USER])
+        status, text = await ask(path, **body, tools=two_tools(path, other))
+        assert status == 400 and "two different tools called" in text and "look" in text
+        assert (await ask(path, **body, tools=two_tools(path, same)))[0] == 200
+
+
 @pytest.mark.parametrize("has_own", [True, False])
 async def test_a_template_for_tools_may_read_a_list_that_the_request_lacks(tmp_path: Path, has_own: bool) -> None:
     loops = TEMPLATES["loops over tools"]
