@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable
 
@@ -15,6 +14,7 @@ from exo_mesh.text.output.events import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from exo_mesh.text.output.json_text import is_json
 from exo_mesh.text.output.reader import Reader
 
 SEPARATOR = "\n\n"
@@ -101,13 +101,7 @@ class EventWriter:
 
     def is_last_call_whole(self) -> bool:
         """Whether the arguments of the last call are JSON."""
-        try:
-            json.loads("".join(self._arguments))
-        except RecursionError:
-            return True  # too deep to check
-        except ValueError:
-            return False
-        return True
+        return is_json("".join(self._arguments))
 
     def finish(self) -> None:
         """End the answer. White space at the end of its text is kept, because no other part follows."""
