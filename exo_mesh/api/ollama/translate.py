@@ -74,6 +74,9 @@ def neutral_generate(body: OllamaGenerateBody) -> NeutralRequest:
     if body.raw:
         if body.system:
             raise InputError("system is not used with raw: put it into the prompt", param="system")
+        if body.think:
+            text = "think is not used with raw: the chat template turns thinking on; leave raw out"
+            raise InputError(text, param="think")
         if body.images:
             text = "images are not used with raw: the chat template says where an image goes; leave raw out"
             raise InputError(text, param="images")
