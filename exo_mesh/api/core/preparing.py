@@ -241,12 +241,13 @@ async def _encode_prompt(
 ) -> _Encoded:
     names = asked.names
     assert isinstance(asked.subject, Prompts)
+    adds_special = asked.subject.adds_special
     shown = ""
     if isinstance(prompt, str):
 
         def encode(prompt_text: str) -> list[int]:
             text.check_length(prompt_text, limit, names.prompt)
-            return text.encode_text(prompt_text)
+            return text.encode_text(prompt_text) if adds_special else text.encode_prompt(prompt_text)
 
         ids = await texts.work(partial(encode, prompt))
         shown = prompt

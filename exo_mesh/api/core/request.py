@@ -104,10 +104,12 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Bare prompts, each answered separately. echo: each answer begins with its prompt."""
+    """Bare prompts, each answered separately. echo: each answer begins with its prompt. adds_special: texts get the
+    special tokens that the model expects around them."""
 
     prompts: tuple[Prompt, ...]
     echo: bool = False
+    adds_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
@@ -413,3 +415,22 @@ async def test_the_own_markers_of_the_model_stay_tokens_in_what_it_said(tmp_path
         for role, number in (("assistant", 1), ("user", 0)):
             await server.chat(messages=[USER, {"role": role, "content": "<think>x</think>"}, USER])
             assert mesh.requests[-1].prompt_ids.count(think) == number
+
+
+async def test_a_client_may_leave_out_the_special_tokens_around_a_prompt(tmp_path: Path) -> None:
+    """A prompt from a chat template has them already; clients of vLLM send the field with such prompts."""
+    directory = write_text_model(tmp_path / "m")
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    first = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[first])
+    tokenizer.save(path)
+    async with served(ScriptedMesh(directory, limit=4096), ApiOptions(access=OPEN_ADMIN)) as api:
+        for value, begins in (("true", True), ("false", False), ("null", True)):
+            body = f'{{"prompt": "Hello", "add_special_tokens": {value}}}'
+            async with api.http.post("/v1/completions", data=body) as reply:
+                assert reply.status == 200, await reply.text()
+            assert (api.mesh.request.prompt_ids[0] == first[1]) == begins, value
+        plain = {"messages": [USER], "add_special_tokens": False}
+        async with api.http.post("/v1/chat/completions", json=plain) as reply:
+            assert reply.status == 200, await reply.text()
