@@ -172,7 +172,8 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
     if origin and policy.allows_origin(origin):
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = (
-            "x-request-id, request-id, retry-after, x-exo-mesh-stream-secret, x-trace-id, traceresponse"
+            "x-request-id, request-id, retry-after, x-exo-mesh-max-tokens, x-exo-mesh-stream-secret, x-trace-id, "
+            "traceresponse"
         )
 
 

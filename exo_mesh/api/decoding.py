@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from codecs import BOM_UTF8
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from exo_mesh.api.core.neutral_fields import NeutralTables, without_neutral
+from exo_mesh.api.core.neutral_fields import NeutralTables, members_of, show_json, without_neutral
 from exo_mesh.base.long_texts import LONG, decode_long, first_wrong_byte, long_strings
 from exo_mesh.errors import InputError
 from exo_mesh.settings.spelling import did_you_mean
@@ -34,10 +37,13 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|u([dD][89a-fA-
 
 
 def decode_body(body: bytes, kind: type[T], tables: NeutralTables = _NO_TABLES) -> T:
-    """Decode the body into a struct. Fields that change nothing are left out by the rule of without_neutral.
+    """Decode the body into a struct. Fields that change nothing are left out by the rule of without_neutral, and so is
+    a byte-order mark, which editors and shells of Windows put before a file.
 
     Raises InputError that names the wrong field.
     """
+    if body.startswith(BOM_UTF8):
+        body = body[len(BOM_UTF8) :]
     try:
         return _decoded(body, kind, tables)
     except msgspec.ValidationError as exc:
@@ -80,6 +86,8 @@ def _converted(value: object, kind: type[T], where: str, tables: NeutralTables) 
 def _why_undecoded(body: bytes, message: str) -> str:
     if "UTF-8" in message:
         return f"UTF-8 (byte {first_wrong_byte(body)})"
+    if not body or body.isspace():
+        return "valid JSON: it is empty"
     return f"valid JSON: {_lone_surrogate(body, message) or message}"
 
 
@@ -107,6 +115,31 @@ def _parts_of(message: str) -> tuple[str, str]:
     return text, "" if at < 0 else message[at + len(_AT) :]
 
 
+def _choices_at(kind: Any, place: Sequence[str]) -> list[str]:
+    """The words that a body of this type may have at a place. place: names of fields, and "[…]" for items."""
+    found: list[str] = []
+    for one in members_of(kind):
+        if not place:
+            found += get_args(one) if get_origin(one) is Literal else ()
+        elif isinstance(one, type) and issubclass(one, msgspec.Struct):
+            config = one.__struct_config__
+            found += [str(config.tag)] if [config.tag_field] == list(place) else []
+            for field in msgspec.structs.fields(one):
+                if field.encode_name == place[0]:
+                    found += _choices_at(field.type, place[1:])
+        elif place[0].startswith("[") and (inner := get_args(one)):
+            found += _choices_at(inner[1] if get_origin(one) is dict else inner[0], place[1:])
+    return found
+
+
+def _shown_word(quoted: str) -> str:
+    """A word that msgspec quotes as Python does, in JSON."""
+    try:
+        return show_json(ast.literal_eval(quoted))
+    except (SyntaxError, ValueError):  # it was shortened inside an escape
+        return show_json(quoted[1:-1])
+
+
 def _field_error(message: str, kind: type) -> InputError:
     """Translate a message of msgspec, such as: Expected `float`, got `str` - at `$.temperature`; or: Object contains
     unknown field `foo` - at …"""
@@ -120,4 +153,8 @@ def _field_error(message: str, kind: type) -> InputError:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return InputError(f"{param}: this field is required", param=param)
+    if wrong := re.fullmatch(r"Invalid (?:enum )?value (['\"].*['\"])", text, re.DOTALL):
+        choices = _choices_at(kind, re.findall(r"\[[^]]*\]|[^.[]+", param))
+        allowed = " or ".join(show_json(word) for word in choices)
+        return InputError(f"{param} is {_shown_word(wrong.group(1))}; it must be {allowed}", param=param)
     return InputError(f"{param or 'the request body'}: {text[:1].lower()}{text[1:]}", param=param or None)

@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.core.failure import Failure
+from exo_mesh.api.routes import ROUTES, near_path
 from exo_mesh.api.sse import STREAM
 from exo_mesh.base import printable
 from exo_mesh.errors import FetchError, InputError, MeshError, OverloadError, PlacementError
@@ -184,6 +185,8 @@ _BATCHES = re.compile(r"/v1/(messages/)?batches(/.*)?|/v1/files(/.*)?")
 
 def _no_route(request: web.Request) -> str:
     text = f"no route {request.method} {request.path}; "
+    if near := near_path(request.app[ROUTES], request.method, request.path):
+        return f"{text}did you mean {near}?"
     if _BATCHES.fullmatch(request.path):
         return text + "`exo-mesh batch FILE` runs the requests of a file in OpenAI's batch format"
     return text + "GET / lists the routes"

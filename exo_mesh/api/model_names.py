@@ -42,11 +42,11 @@ async def named_model(request: web.Request, models: ModelService, name: str) -> 
 async def model_of_request(
     request: web.Request, models: ModelService, name: str | None, default: str = ""
 ) -> str | None:
-    """The model that a request names, else this node's default model; None if there is neither.
+    """The model that a request names, else this node's default model; None if there is neither. "" names no model.
 
     The default may be a path for every caller, because the operator has set it. Raises UnknownModelError.
     """
-    if name is not None:
+    if name:
         return await named_model(request, models, name)
     if default.startswith("/"):
         return await models.at(Path(default))

@@ -5,6 +5,7 @@ Each group of handlers has a method `table` with its rows. If two rows match the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -14,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from exo_mesh.security.api_keys import Role
+from exo_mesh.settings.spelling import near_word
 
 OPEN: Final = None
 """The role of a route that everybody may call, even on a closed mesh."""
@@ -84,6 +86,18 @@ def add_routes(app: web.Application, table: RouteTable) -> None:
         for path in row.paths:
             add = app.router.add_get if row.method == "GET" else partial(app.router.add_route, row.method)
             add(path, row.handler)  # add_get answers HEAD as well
+
+
+def near_path(table: RouteTable, method: str, path: str) -> str:
+    """A path of the table that a call with an unknown path may have meant; "" if there is none.
+
+    It is the longest one at the path's end, because base URLs often have too much at theirs (/v1/v1/messages), or else
+    one that differs by a typing error or continues the path (/completion).
+    """
+    plain = re.sub("/+", "/", path).rstrip("/")
+    known = [one for row in table if row.method == method for one in row.paths if "{" not in one and one != "/"]
+    ends = [one for one in known if plain.endswith(one)]
+    return max(ends, key=len) if ends else near_word(plain, known)
 
 
 def canonical(path: str) -> str:

@@ -14,13 +14,19 @@ LONG_CHARS = 9
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the known word that differs by a typing error or continues the word; "" if none does."""
+    near = near_word(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def near_word(word: str, known: Iterable[str]) -> str:
+    """The known word that differs by a typing error or continues the word; "" if none does."""
     wanted = _bare(word)
     if len(wanted) < MIN_CHARS:
         return ""
     most = 2 if len(wanted) >= LONG_CHARS else 1
     near = [(_distance(wanted, bare, most), len(bare), name) for name in known if (bare := _bare(name))]
     distance, _, name = min(near, default=(most + 1, 0, ""))
-    return f"; did you mean {name}?" if distance <= most else ""
+    return name if distance <= most else ""
 
 
 def _bare(word: str) -> str:

@@ -37,11 +37,13 @@ class TextAssembler:
     """Turns the events of one request into pieces.
 
     A token is released once all of its text is released. A token with any text of a stop string is never shown.
+    min_tokens: stop strings are looked for only in the text of later tokens, as vLLM does.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
         self._spans: deque[TokenSpan] = deque()
         self._num_decoded = 0
         self._num_released = 0
@@ -58,11 +60,11 @@ class TextAssembler:
             decoded = self._unknown(self._detokenizer.push(event.token_id))
             start, self._num_decoded = self._num_decoded, self._num_decoded + len(decoded)
             self._spans.append(TokenSpan(event, start, self._num_decoded))
-        text = self._stops.push(decoded)
+        text = self._before_stop(decoded)
         if event.finish is not None and not self._stops.stopped:
             tail = self._unknown(self._detokenizer.flush())
             self._num_decoded += len(tail)
-            text += self._stops.push(tail)
+            text += self._before_stop(tail)
             if not self._stops.stopped:
                 text += self._stops.flush()
         finish = FinishReason.STOP if self._stops.stopped else event.finish
@@ -87,6 +89,10 @@ class TextAssembler:
         self._detokenizer.continue_after(respelling.ids)
         self._known = respelling.known
         self.num_tokens = len(respelling.ids)
+
+    def _before_stop(self, decoded: str) -> str:
+        """The text that may be sent after one token more."""
+        return decoded if self.num_tokens <= self._min_tokens else self._stops.push(decoded)
 
     def _unknown(self, decoded: str) -> str:
         """The part of a text that was not there before `respell`."""

@@ -68,6 +68,19 @@ class EmbeddingSettings(msgspec.Struct, frozen=True):
             raise InputError(f'{param}: this model has no prompt named "{wanted[:40]}"; it has: {known}', param=param)
         return self.prompts[wanted]
 
+    def prompt_for(self, use: str) -> str:
+        """The text of the prompt for a use, such as search_query; of the default prompt if there is none for it."""
+        names = (*_USES.get(use, (use,)), self.default_prompt)
+        return next((self.prompts[name] for name in names if name in self.prompts), "")
+
+
+_USES = {
+    **dict.fromkeys(("query", "search_query"), ("query",)),
+    **dict.fromkeys(("document", "passage", "search_document", "corpus"), ("document", "passage", "corpus")),
+}
+"""The names of prompts for a use of a text, as Cohere, NVIDIA and Voyage call the uses, and sentence-transformers the
+prompts."""
+
 
 def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     """Read the settings of a model. It blocks. Raises ModelError, naming file and key, for a step from text to vector

@@ -272,5 +272,5 @@ async def test_an_error_quotes_only_the_beginning_of_a_long_value(
 ) -> None:
     async with api.http.post(path, json=body) as reply:
         text = await reply.text()
-    assert reply.status == 400 and words in text and "…" in text
+    assert reply.status == 400 and words in text and ("…" in text or "..." in text)
     assert len(text) < 2000

@@ -90,3 +90,31 @@ async def test_the_older_lists_of_models_have_models_and_downloads(api: Served) 
     assert (listed["org/other"]["downloaded"], listed["org/other"]["download_percentage"]) == (False, 25.0)
     assert events[-1] == "[DONE]"
     assert {name: entry for event in events[:-1] for name, entry in json.loads(event).items()} == listed
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("POST", "/v1/v1/messages", "/v1/messages"),
+        ("POST", "/api/api/chat", "/api/chat"),
+        ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1//chat/completions", "/v1/chat/completions"),
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("POST", "/openai/deployments/m/chat/completions", "/chat/completions"),
+        ("POST", "/completion", "/completions"),
+        ("POST", "/embedding", "/embeddings"),
+        ("GET", "/v1/health", "/health"),
+        ("GET", "/api/v0/models", "/models"),
+        ("GET", "/v1/messages/", ""),
+        ("POST", "/v1/audio/speech", ""),
+        ("GET", "/" + "a/" * 3000, ""),
+    ],
+)
+async def test_a_path_that_is_almost_a_route_is_answered_with_the_route(
+    api: Served, method: str, path: str, near: str
+) -> None:
+    async with api.http.request(method, path) as reply:
+        answer = await reply.json()
+    error = answer["error"] if isinstance(answer["error"], str) else answer["error"]["message"]
+    assert reply.status == 404
+    assert error.endswith(f"; did you mean {near}?" if near else "; GET / lists the routes"), error

@@ -55,6 +55,33 @@ async def test_what_is_no_listed_model_is_not_found(api: Served, name: str) -> N
         assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model"), answer
 
 
+HI = {"messages": CHAT}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", HI),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/responses/input_tokens", {"input": "Hi"}),
+        ("/v1/messages", {"max_tokens": 5, **HI}),
+        ("/v1/messages/count_tokens", HI),
+        ("/api/chat", {"stream": False, **HI}),
+        ("/api/generate", {"stream": False, "prompt": "Hi"}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/apply-template", HI),
+        ("/v1/chat/token/encode", HI),
+    ],
+)
+async def test_an_empty_name_of_a_model_counts_as_none(api: Served, path: str, body: dict[str, Any]) -> None:
+    status, plain = await call(api, "", "POST", path, body)
+    assert status == 200, plain
+    status, answer = await call(api, "", "POST", path, {"model": "", **body})
+    assert (status, answer.get("model")) == (200, plain.get("model")), answer
+
+
 async def test_who_is_no_admin_may_name_no_path_and_learns_nothing_of_it(model_dir: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / FILE_NAME)
     text, key = new_key(Role.USE, NOW)

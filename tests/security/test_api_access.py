@@ -309,6 +309,10 @@ async def test_cors_is_opened_for_named_origins_and_an_origin_is_no_key(model_di
             assert reply.headers["Access-Control-Allow-Origin"] == PAGE
             assert "Origin" in reply.headers["Vary"]
             assert b"[DONE]" in await reply.read()
+        async with api.http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 10**6}, headers=headers) as reply:
+            ours = {name.lower() for name in reply.headers if name.lower().startswith("x-exo-mesh")}
+            assert "x-exo-mesh-max-tokens" in ours
+            assert ours <= set(reply.headers["Access-Control-Expose-Headers"].split(", "))
     async with serving(model_dir, keys=keys.file, cors_origins=frozenset({"*"})) as api:
         assert (await call(api, "POST", "/v1/chat/completions", Origin=evil))[0] == 401
         assert (await call(api, "GET", "/state", Origin=evil))[0] == 401

@@ -70,3 +70,17 @@ def test_a_stop_string_may_complete_at_the_very_end() -> None:
     assembler.push(TokenEvent(0, TOKENIZER.token_to_id("â")))
     piece = assembler.push(TokenEvent(1, None, finish=FinishReason.LENGTH))
     assert (piece.text, piece.tokens, piece.finish) == ("", (), FinishReason.STOP)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text("ab €", max_size=12), least=st.integers(0, 12))
+def test_stop_strings_are_looked_for_after_the_least_number_of_tokens(text: str, least: int) -> None:
+    ids = TOKENIZER.encode(text).ids
+    assembler = TextAssembler(Detokenizer(TOKENIZER, frozenset()), ("a",), least)
+    pieces = [assembler.push(TokenEvent(index, token_id)) for index, token_id in enumerate(ids)]
+    ends = [index for index, piece in enumerate(pieces) if piece.finish is not None]
+    wanted = [index for index, token_id in enumerate(ids) if "a" in TOKENIZER.decode([token_id]) and index >= least]
+    assert ends[:1] == wanted[:1]
+    if not ends:
+        pieces.append(assembler.push(TokenEvent(len(ids), None, finish=FinishReason.LENGTH)))
+        assert ("".join(piece.text for piece in pieces), pieces[-1].finish) == (text, FinishReason.LENGTH)

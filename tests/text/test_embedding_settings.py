@@ -199,3 +199,21 @@ def test_a_language_model_that_judges_has_the_tokens_of_its_answers(tmp_path: Pa
     score.write_text('{"true_token_id": "yes"}')
     with pytest.raises(ModelError, match="not token ids"):
         read_embedding_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "use", "wanted"),
+    [
+        ({"query": "Q: ", "document": "D: "}, "", "query", "Q: "),
+        ({"query": "Q: ", "document": "D: "}, "", "search_query", "Q: "),
+        ({"query": "Q: ", "document": "D: "}, "", "search_document", "D: "),
+        ({"query": "Q: ", "document": "D: "}, "", "passage", "D: "),
+        ({"query": "Q: ", "passage": "P: "}, "query", "document", "P: "),
+        ({"query": "Q: ", "clustering": "C: "}, "query", "clustering", "C: "),
+        ({"query": "Q: "}, "query", "classification", "Q: "),
+        ({"query": "Q: "}, "", "document", ""),
+        ({}, "", "query", ""),
+    ],
+)
+def test_a_use_of_texts_chooses_the_prompt(prompts: dict[str, str], default: str, use: str, wanted: str) -> None:
+    assert EmbeddingSettings(prompts=prompts, default_prompt=default).prompt_for(use) == wanted

@@ -53,7 +53,8 @@ class ChoiceReader:
                 starts_in_reasoning=prepared.starts_in_reasoning,
                 max_calls=None if prepared.parallel_calls else 1,
             )
-        self._assembler = TextAssembler(prepared.text.detokenizer(shown), prepared.stops)
+        min_tokens = prepared.choices[0].request.min_tokens
+        self._assembler = TextAssembler(prepared.text.detokenizer(shown), prepared.stops, min_tokens)
         self._served = ServedReader(self._assembler, prepared)
 
     @property

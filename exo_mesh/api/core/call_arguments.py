@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -66,6 +67,26 @@ def with_calls_named(turns: Iterable[Turn]) -> tuple[Turn, ...]:
         open_calls = [*open_calls, *calls][-MAX_OPEN_CALLS:] if calls else open_calls
         made.append(replace(turn, tool_calls=tuple(calls)) if calls else turn)
     return tuple(made)
+
+
+def with_results_in_order(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with the results of a turn's calls in the order of the calls.
+
+    Clients that run calls at once send the results as they come. Many templates show no ids, so the order is all that
+    tells a model which result belongs to which call. Results that answer other calls keep all of them where they are.
+    """
+    made: list[Turn] = []
+    places: dict[str | None, int] = {}
+    for is_result, group in groupby(turns, lambda turn: turn.role == "tool"):
+        found = list(group)
+        if is_result and all(turn.tool_call_id in places for turn in found):
+            found.sort(key=lambda turn: places[turn.tool_call_id])
+        calls = found[-1].tool_calls
+        places = {call.id: place for place, call in enumerate(calls)}
+        if len(places) < len(calls):
+            places = {}  # an id that several calls have says nothing
+        made += found
+    return made
 
 
 def numbered_id(index: int) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exo_mesh.api.core.call_arguments import numbered_id
+from exo_mesh.api.core.call_arguments import numbered_id, with_results_in_order
+from exo_mesh.api.core.neutral_fields import show_json
 from exo_mesh.api.core.request import Conversation, FieldNames, ImageInput, Thinking, ToolCall, Turn
 from exo_mesh.base.long_texts import json_size
 from exo_mesh.errors import InputError
@@ -47,6 +48,7 @@ def template_for(conversation: Conversation, template: ChatTemplate) -> ChatTemp
 def forms_of(turns: Sequence[Turn], traits: TemplateTraits, *, has_tools: bool) -> list[tuple[Turn, ...]]:
     """The turns in the forms to render until the template takes one: as its traits say, then as stricter templates
     want them."""
+    turns = with_results_in_order(turns)
     # `developer` is a newer name for `system` that few templates know
     is_renamed = not traits.knows_developer
     plain = [replace(turn, role="system") if turn.role == "developer" and is_renamed else turn for turn in turns]
@@ -277,10 +279,18 @@ def offers_tools(conversation: Conversation) -> bool:
 
 def offered_tools(conversation: Conversation) -> tuple[Tool, ...]:
     """The tools that the model may call, in canonical form; () if the client forbids calls. Raises InputError."""
+    if not offers_tools(conversation):
+        return ()
     try:
-        return tuple(map(canonical_tool, conversation.tools)) if offers_tools(conversation) else ()
+        tools = tuple(map(canonical_tool, conversation.tools))
+        by_name = {tool.name: tool for tool in tools}
+        for tool in tools:
+            if tool != by_name[tool.name]:  # a call could be of either, and its arguments are read by one schema
+                message = f"tools has two different tools called {show_json(tool.name)}; names must be unique"
+                raise InputError(message, param="tools")
     except RecursionError as exc:
         raise InputError("tools: the schema of a tool is nested too deeply", param="tools") from exc
+    return tools
 
 
 def canonical_tool(tool: Tool) -> Tool:

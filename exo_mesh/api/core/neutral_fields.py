@@ -57,7 +57,7 @@ def without_neutral(value: Any, kind: Any, tables: NeutralTables, where: str = "
     OFF_SWITCHES and FALSE_IS_DEFAULT say where it changes nothing. where: the place of the value in its body. Raises
     InputError for a field of a table with another value.
     """
-    kinds = _members(kind)
+    kinds = members_of(kind)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
         return int(value)
     for one in kinds:
@@ -107,7 +107,7 @@ def _changes_nothing(name: str, value: Any, allowed: tuple[Any, ...] | None) -> 
     return True
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of(kind: Any) -> tuple[Any, ...]:
     """The types of a union, without their annotations."""
     found = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in found)

@@ -244,12 +244,13 @@ async def _encode_prompt(
 ) -> _Encoded:
     names = asked.names
     assert isinstance(asked.subject, Prompts)
+    adds_special = asked.subject.adds_special
     shown = ""
     if isinstance(prompt, str):
 
         def encode(prompt_text: str) -> list[int]:
             text.check_length(prompt_text, limit, names.prompt)
-            return text.encode_text(prompt_text)
+            return text.encode_text(prompt_text) if adds_special else text.encode_prompt(prompt_text)
 
         ids = await texts.work(partial(encode, prompt))
         shown = prompt
@@ -276,10 +277,11 @@ def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, par
     if num_prompt == 0:
         raise InputError(f"{param}: the prompt has no tokens", param=param)
     left = limit - num_prompt
-    if left < 1 and wanted != 0:
+    least = 0 if wanted == 0 else 1
+    if left < least:
         raise ContextLengthError(
             f"the prompt has {counted(num_prompt, 'token')}, but {model} holds at most {limit} tokens of prompt and "
-            f"output together; shorten the prompt by at least {counted(1 - left, 'token')}",
+            f"output together; shorten the prompt by at least {counted(least - left, 'token')}",
             param=param,
         )
     return max(0, left if wanted is None else min(wanted, left))

@@ -100,10 +100,12 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """Bare prompts, each answered separately. echo: each answer begins with its prompt."""
+    """Bare prompts, each answered separately. echo: each answer begins with its prompt. adds_special: texts get the
+    special tokens that the model expects around them."""
 
     prompts: tuple[Prompt, ...]
     echo: bool = False
+    adds_special: bool = True
 
 
 class SamplingWish(msgspec.Struct, frozen=True):

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from exo_mesh.api.core.call_arguments import with_results_in_order
 from exo_mesh.api.core.conversation import offered_tools
-from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Thinking, ToolChoice, Turn
+from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompts, Thinking, ToolChoice, Turn
 from exo_mesh.base.long_texts import json_parts
 from exo_mesh.domain.request import GrammarSpec
 from exo_mesh.domain.whole.text_pieces import TextInput, TextPiece
@@ -40,6 +41,7 @@ def _refuse_token_wishes(asked: NeutralRequest) -> None:
         "min_tokens": asked.min_tokens > 0,
         "ignore_eos": asked.ignore_eos,
         "best_of": asked.num_drawn > asked.num_choices,
+        "add_special_tokens": isinstance(asked.subject, Prompts) and not asked.subject.adds_special,
         names.max_tokens: asked.max_tokens == 0,
     }
     for name, is_wished in wishes.items():
@@ -59,7 +61,7 @@ def _conversation(conversation: Conversation, asked: NeutralRequest) -> TextInpu
     if conversation.continues_last:
         said = turns[-1].text
         turns, begun = turns[:-1], (TextPiece("text", said),) if said else ()
-    body: dict[str, Any] = {"messages": [_message(turn) for turn in turns]}
+    body: dict[str, Any] = {"messages": [_message(turn) for turn in with_results_in_order(turns)]}
     if tools := offered_tools(conversation):
         body["tools"] = [tool.as_function() for tool in tools]
         body["parallel_tool_calls"] = conversation.parallel_tool_calls

@@ -25,7 +25,6 @@ NEUTRAL: NeutralTable = {
     "add_special_tokens": (True,),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "input_type": ANY,  # prompts are chosen by prompt_name
     "priority": (0,),
     "request_id": ANY,
     "timeout": ANY,
@@ -73,6 +72,8 @@ class EmbeddingRoutes:
         self, model: EmbeddingModel, body: EmbeddingsBody, inputs: list[str | tuple[int, ...]]
     ) -> list[EncodedText]:
         prompt = model.settings.prompt(body.prompt_name, "prompt_name")
+        if body.input_type is not None and body.prompt_name is None:
+            prompt = model.settings.prompt_for(body.input_type)
         cuts, limit = body.truncate is True, body.truncate_prompt_tokens
         if limit is not None and (limit == 0 or limit < -1):
             message = f"truncate_prompt_tokens is {limit}; it must be -1 or more than 0"

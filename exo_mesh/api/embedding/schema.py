@@ -12,8 +12,8 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings. input: a text, token ids, or a list of texts or of lists of token ids.
 
     dimensions: keep the first values only. normalize: whether vectors have length 1, the default. prompt_name: a prompt
-    of the model that is put before each text. truncate, truncate_prompt_tokens: cut texts that are too long, which are
-    refused otherwise. user has no effect.
+    of the model that is put before each text. input_type: the use of the texts, which chooses a prompt likewise.
+    truncate, truncate_prompt_tokens: cut texts that are too long, which are refused otherwise. user has no effect.
     """
 
     input: str | list[Any]
@@ -23,6 +23,7 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
+    input_type: str | None = None
     truncate: bool | None = None
     truncate_prompt_tokens: int | None = None
 

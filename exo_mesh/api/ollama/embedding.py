@@ -52,7 +52,7 @@ class OllamaEmbeddingRoutes:
         """POST /api/embed: vectors of length 1. Texts that are too long are cut, unless truncate is false."""
         began = monotonic()
         body = await self._read(request, OllamaEmbedBody)
-        texts = [body.input] if isinstance(body.input, str) else body.input
+        texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
         if len(texts) > MAX_TEXTS:
             message = f"input has {len(texts)} texts; at most {MAX_TEXTS} are allowed in one call"
             raise InputError(message, param="input")
@@ -61,7 +61,7 @@ class OllamaEmbeddingRoutes:
         model, loaded_at = _shortened(model, body.options), monotonic()
         encoded = [await self._encoded(model, text, "input", cuts=body.truncate is not False) for text in texts]
         spec = EmbedSpec(model.settings.pooling, dimensions=dimensions, whole=model.settings.whole)
-        texts, body.input = [], ""
+        texts, body.input = [], None
         release_body(request)
         found = []
         if encoded:

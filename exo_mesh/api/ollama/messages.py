@@ -41,7 +41,7 @@ def _turn(message: OllamaMessage, where: str, budget: ValueBudget) -> Turn:
         calls,
         (message.tool_call_id or None) if message.role == "tool" else None,
         message.thinking or None,
-        parts=parts_of(message.content, message.images, where),
+        parts=parts_of(message.content, message.images, f"{where}.images"),
     )
 
 
@@ -49,7 +49,7 @@ def parts_of(text: str | None, images: Sequence[str] | None, where: str) -> tupl
     """The images of a message in base64 and then its text, as in Ollama; () without images. Raises InputError."""
     if not images:
         return ()
-    found = [_image(image, f"{where}.images[{index}]") for index, image in enumerate(images)]
+    found = [_image(image, f"{where}[{index}]") for index, image in enumerate(images)]
     return (*found, text) if text else tuple(found)
 
 

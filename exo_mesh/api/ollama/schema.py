@@ -85,9 +85,9 @@ class OllamaNamedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class OllamaEmbedBody(OllamaNamedBody, kw_only=True, forbid_unknown_fields=True):
     """POST /api/embed. truncate: cut texts that are too long, the default. Of the options only num_ctx has an effect:
-    the most tokens of a text."""
+    the most tokens of a text. Without input the reply has no vectors."""
 
-    input: str | list[str]
+    input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: int | None = None
     keep_alive: float | str | None = None

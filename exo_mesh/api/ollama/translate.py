@@ -74,12 +74,15 @@ def neutral_generate(body: OllamaGenerateBody) -> NeutralRequest:
     if body.raw:
         if body.system:
             raise InputError("system is not used with raw: put it into the prompt", param="system")
+        if body.think:
+            text = "think is not used with raw: the chat template turns thinking on; leave raw out"
+            raise InputError(text, param="think")
         if body.images:
             text = "images are not used with raw: the chat template says where an image goes; leave raw out"
             raise InputError(text, param="images")
         return _neutral(body, Prompts((body.prompt or "",)), "prompt")
     turns = [Turn("system", body.system, "system")] if body.system else []
-    parts = parts_of(body.prompt, body.images, "body")
+    parts = parts_of(body.prompt, body.images, "images")
     turns.append(Turn("user", body.prompt or "", "prompt", parts=parts))
     return _neutral(body, Conversation(tuple(turns), thinking=thinking_of(body)), "prompt")
 

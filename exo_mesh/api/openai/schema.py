@@ -233,9 +233,11 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions."""
+    """POST /v1/completions. add_special_tokens: whether the tokens that the model expects around a text, such as <s>,
+    are put around the prompt; true by default."""
 
     prompt: str | list[Any]
+    add_special_tokens: bool | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None

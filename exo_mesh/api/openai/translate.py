@@ -109,7 +109,7 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
     grammar, field = _grammar(body, None)
     return NeutralRequest(
         body.model,
-        Prompts(prompts, bool(body.echo)),
+        Prompts(prompts, bool(body.echo), body.add_special_tokens is not False),
         _sampling(body, body.logprobs),
         grammar,
         _limit_of(body.max_tokens),

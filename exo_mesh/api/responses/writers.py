@@ -44,6 +44,7 @@ from exo_mesh.api.responses.objects import (
 )
 from exo_mesh.api.responses.opaque import packed
 from exo_mesh.api.responses.tools import ToolName, custom_input
+from exo_mesh.text.output.json_text import is_json
 
 PieceSize = tuple[int, int]
 """Characters of a piece of text, and its tokens with log-probabilities."""
@@ -161,7 +162,8 @@ class ReasoningWriter(ItemWriter):
 
 
 class FunctionCallWriter(ItemWriter):
-    """Writes a call of a function, whose pieces are JSON text."""
+    """Writes a call of a function, whose pieces are JSON text. A call that the end of the answer cuts is incomplete,
+    because clients run the calls of completed items."""
 
     def __init__(self, item_id: str, place: int, call_id: str, tool: ToolName) -> None:
         super().__init__(item_id, place)
@@ -175,7 +177,8 @@ class FunctionCallWriter(ItemWriter):
         return [ArgumentsDelta(item_id=self.item_id, output_index=self.place, delta=text)]
 
     def end(self, status: ItemStatus) -> tuple[OutputItem, list[Event]]:
-        item = self._item(self.text, status)
+        is_whole = not self.text or is_json(self.text)
+        item = self._item(self.text, status if is_whole else "incomplete")
         done = ArgumentsDone(
             item_id=self.item_id, output_index=self.place, name=self._tool.name, arguments=item.arguments
         )

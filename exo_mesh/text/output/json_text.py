@@ -109,6 +109,17 @@ def decode(text: str) -> Any:
         raise Malformed from exc
 
 
+def is_json(text: str) -> bool:
+    """Whether the text is one whole JSON value; text that is nested too deeply to check counts as one."""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
 def encode(value: Any) -> str:
     """Encode a value as JSON that can be sent as UTF-8: a lone surrogate stays an escape. Raises ValueError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)

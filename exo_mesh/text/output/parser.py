@@ -66,7 +66,8 @@ class OutputParser:
             return self._writer.take()
         self._writer.finish()
         reason = piece.finish.value
-        if piece.finish is FinishReason.STOP and self._writer.num_calls:
+        is_cut = bool(piece.stop_string) and not self._writer.is_last_call_whole()
+        if piece.finish is FinishReason.STOP and self._writer.num_calls and not is_cut:
             reason = "tool_calls"
         return [*self._writer.take(), OutputEnd(reason, piece.stop_string)]
 

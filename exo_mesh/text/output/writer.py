@@ -14,6 +14,7 @@ from exo_mesh.text.output.events import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from exo_mesh.text.output.json_text import is_json
 from exo_mesh.text.output.reader import Reader
 
 SEPARATOR = "\n\n"
@@ -43,6 +44,7 @@ class EventWriter:
         self._space: list[str] = []
         self._is_at_start = False
         self._has_text = False
+        self._arguments: list[str] = []
         self.num_calls = 0
         self.in_call = False
         self.num_reasoning_tokens = 0
@@ -81,12 +83,14 @@ class EventWriter:
         self._reader.recorded()
         self.marker()
         self.in_call = True
-        self._event(ToolCallBegin(self.num_calls, name))
+        if self._event(ToolCallBegin(self.num_calls, name)):
+            self._arguments.clear()
 
     def arguments(self, text: str) -> None:
         """Add the next piece of the arguments of the open call, as JSON."""
         if text and (self._max_calls is None or self.num_calls < self._max_calls):
             self._open.append(text)
+            self._arguments.append(text)
 
     def end(self) -> None:
         """End the open call."""
@@ -94,6 +98,10 @@ class EventWriter:
         self._event(ToolCallEnd(self.num_calls))
         self.in_call = False
         self.num_calls += 1
+
+    def is_last_call_whole(self) -> bool:
+        """Whether the arguments of the last call are JSON."""
+        return is_json("".join(self._arguments))
 
     def finish(self) -> None:
         """End the answer. White space at the end of its text is kept, because no other part follows."""
@@ -112,9 +120,12 @@ class EventWriter:
         events, self._events = self._events, []
         return events
 
-    def _event(self, event: ToolCallBegin | ToolCallEnd) -> None:
-        if self._max_calls is None or self.num_calls < self._max_calls:
+    def _event(self, event: ToolCallBegin | ToolCallEnd) -> bool:
+        """Add an event. Returns False for a call that is dropped."""
+        is_kept = self._max_calls is None or self.num_calls < self._max_calls
+        if is_kept:
             self._events.append(event)
+        return is_kept
 
     def _part(self, kind: PartKind, text: str) -> None:
         if kind is not self._kind:  # another part begins: white space between two parts is dropped

@@ -70,6 +70,8 @@ def test_images_of_ollama_come_before_the_text() -> None:
     assert shown(turn) == ["<an image>", "<an image>", "a"]
     asked = neutral_generate(OllamaGenerateBody(prompt="a", images=[DATA]))
     assert [shown(turn) for turn in asked.subject.turns] == [["<an image>", "a"]]  # type: ignore[union-attr]
+    assert asked.subject.turns[0].images[0].where == "images[0]"  # type: ignore[union-attr]
+    assert turn.images[1].where == "messages[0].images[1]"
 
 
 def test_a_message_without_images_has_no_parts() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
@@ -186,6 +188,75 @@ async def test_each_of_several_calls_is_shown_with_its_result(tmp_path: Path, na
         assert places == sorted(places)
 
 
+def in_items(order: Sequence[int], num_calls: int = 2) -> dict[str, dict[str, Any]]:
+    """A conversation with calls and their results in this order, in each dialect, by its path."""
+    calls = [(f"c{i}", f"look{i}") for i in range(num_calls)]
+    user = [{"type": "tool_result", "tool_use_id": f"c{i}", "content": f"blue{i}"} for i in order]
+    said = [{"type": "tool_use", "id": id_, "name": name, "input": {}} for id_, name in calls]
+    asked = [{"type": "function_call", "call_id": id_, "name": name, "arguments": "{}"} for id_, name in calls]
+    given = [{"type": "function_call_output", "call_id": f"c{i}", "output": f"blue{i}"} for i in order]
+    functions = [{"id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}} for id_, name in calls]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"blue{i}"} for i in order]
+    plain = [{"function": {"name": name, "arguments": {}}} for _, name in calls]
+    named = [{"role": "tool", "tool_name": f"look{i}", "content": f"blue{i}"} for i in order]
+    return {
+        "/v1/chat/completions": {
+            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": functions}, *results]
+        },
+        "/v1/messages": {
+            "messages": [USER, {"role": "assistant", "content": said}, {"role": "user", "content": user}],
+            "max_tokens": 9,
+        },
+        "/v1/responses": {"input": [USER, *asked, *given]},
+        "/api/chat": {"messages": [USER, {"role": "assistant", "tool_calls": plain}, *named], "stream": False},
+    }
+
+
+async def test_results_follow_in_the_order_of_their_calls_whenever_they_came(tmp_path: Path) -> None:
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        for path, body in in_items((2, 0, 1), 3).items():
+            status, prompt = await ask(path, **body)
+            assert status == 200, prompt
+            places = [prompt.find(f"blue{i}") for i in range(3)]
+            assert -1 not in places and places == sorted(places), (path, prompt)
+            assert (status, prompt) == await ask(path, **in_items((0, 1, 2), 3)[path])
+
+
+async def test_a_result_that_answers_no_call_keeps_all_results_where_they_are(tmp_path: Path) -> None:
+    body = in_items((1, 0))["/v1/chat/completions"]
+    body["messages"][-1]["tool_call_id"] = "other"
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        _, prompt = await ask("/v1/chat/completions", **body)
+        assert -1 < prompt.find("blue1") < prompt.find("blue0")
+        body = in_items((1, 0))["/v1/chat/completions"]
+        for message in (*body["messages"][1]["tool_calls"], *body["messages"][2:]):
+            message["id" if "id" in message else "tool_call_id"] = "same"
+        _, prompt = await ask("/v1/chat/completions", **body)
+        assert -1 < prompt.find("blue1") < prompt.find("blue0")
+
+
+def two_tools(path: str, second: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two tools of one name with these schemas, as the dialect of a path has them."""
+    schemas = ({"type": "object", "properties": {"at": {"type": "string"}}}, second)
+    if path == "/v1/messages":
+        return [{"name": "look", "input_schema": schema} for schema in schemas]
+    functions = [{"name": "look", "parameters": schema} for schema in schemas]
+    is_flat = path == "/v1/responses"
+    return [{"type": "function", **(one if is_flat else {"function": one})} for one in functions]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_two_different_tools_of_one_name_are_refused(tmp_path: Path, dialect: str) -> None:
+    """A call could be of either; the same tool twice is one tool."""
+    same = {"properties": {"at": {"type": "string"}}, "type": "object"}
+    other = {"type": "object", "properties": {"at": {"type": "integer"}}}
+    async with asking(tmp_path, TEMPLATES["tools"]) as ask:
+        path, body = in_dialect(dialect, [USER])
+        status, text = await ask(path, **body, tools=two_tools(path, other))
+        assert status == 400 and "two different tools called" in text and "look" in text
+        assert (await ask(path, **body, tools=two_tools(path, same)))[0] == 200
+
+
 @pytest.mark.parametrize("has_own", [True, False])
 async def test_a_template_for_tools_may_read_a_list_that_the_request_lacks(tmp_path: Path, has_own: bool) -> None:
     loops = TEMPLATES["loops over tools"]
@@ -344,3 +415,22 @@ async def test_the_own_markers_of_the_model_stay_tokens_in_what_it_said(tmp_path
         for role, number in (("assistant", 1), ("user", 0)):
             await server.chat(messages=[USER, {"role": role, "content": "<think>x</think>"}, USER])
             assert mesh.requests[-1].prompt_ids.count(think) == number
+
+
+async def test_a_client_may_leave_out_the_special_tokens_around_a_prompt(tmp_path: Path) -> None:
+    """A prompt from a chat template has them already; clients of vLLM send the field with such prompts."""
+    directory = write_text_model(tmp_path / "m")
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    first = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[first])
+    tokenizer.save(path)
+    async with served(ScriptedMesh(directory, limit=4096), ApiOptions(access=OPEN_ADMIN)) as api:
+        for value, begins in (("true", True), ("false", False), ("null", True)):
+            body = f'{{"prompt": "Hello", "add_special_tokens": {value}}}'
+            async with api.http.post("/v1/completions", data=body) as reply:
+                assert reply.status == 200, await reply.text()
+            assert (api.mesh.request.prompt_ids[0] == first[1]) == begins, value
+        plain = {"messages": [USER], "add_special_tokens": False}
+        async with api.http.post("/v1/chat/completions", json=plain) as reply:
+            assert reply.status == 200, await reply.text()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.embedding import vectors
 from exo_mesh.domain.embedding import EMBEDDINGS, RERANK, EmbedSpec
 from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.errors import EngineError, OverloadError
 from exo_mesh.rings.serving.journal import Journal
-from tests.api.scripted_mesh import ScriptedMesh, Served
+from tests.api.conftest import OPEN_ADMIN
+from tests.api.scripted_mesh import ScriptedMesh, Served, served
+from tests.text.text_models import write_text_model
 
 WIDTH = 4
 
@@ -250,7 +255,8 @@ async def test_ollama_embeds_texts_and_cuts_long_ones(api: Served) -> None:
     assert made["total_duration"] >= made["load_duration"] >= 0
     status, made = await post(api, {"input": "b" * 300, "truncate": False}, "/ollama/api/embed")
     assert status == 400 and "tokens" in made["error"]
-    assert (await post(api, {"input": []}, "/api/embed"))[1]["embeddings"] == []
+    for nothing in ({"input": []}, {"input": ""}, {"input": None}, {}):
+        assert (await post(api, nothing, "/api/embed"))[1]["embeddings"] == []
     _, made = await post(api, {"input": "a", "dimensions": 2, "options": {"num_ctx": 64}}, "/api/embed")
     assert len(made["embeddings"][0]) == 2 and api.mesh.request.embed == EmbedSpec("mean", dimensions=2)
 
@@ -267,3 +273,20 @@ async def test_ollamas_older_route_gives_the_vector_as_the_model_makes_it(api: S
     assert api.mesh.request.embed == EmbedSpec("mean", normalise=False)
     assert api.mesh.request.keep_alive_s == 300
     assert (await post(api, {"prompt": ""}, "/api/embeddings"))[1] == {"embedding": []}
+
+
+async def test_the_use_of_a_text_puts_the_prompt_of_the_model_before_it(tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "Query: ", "document": "Text: "}}
+    mesh = ScriptedMesh(write_text_model(tmp_path / "m"), script=script)
+    (mesh.directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    cases: list[tuple[dict[str, str], str]] = [
+        ({}, "a"),
+        ({"input_type": "search_query"}, "Query: a"),
+        ({"input_type": "passage"}, "Text: a"),
+        ({"input_type": "passage", "prompt_name": "query"}, "Query: a"),
+        ({"input_type": ""}, "a"),
+    ]
+    async with served(mesh, ApiOptions(access=OPEN_ADMIN)) as api:
+        for fields, wanted in cases:
+            assert (await post(api, {"input": "a", **fields}))[0] == 200
+            assert list(mesh.request.prompt_ids) == mesh.text.encode_text(wanted), fields

@@ -65,6 +65,9 @@ async def test_a_raw_prompt_gets_no_template(api: Served) -> None:
     await whole(api, "/api/generate", prompt="Once upon", raw=True)
     assert prompt_of(api) == "Once upon"
     assert "system" in await refusal(api, "/api/generate", prompt="Hi", raw=True, system="Be short.")
+    for think in (True, "low"):
+        assert "think is not used with raw" in await refusal(api, "/api/generate", prompt="Hi", raw=True, think=think)
+    await whole(api, "/api/generate", prompt="Once upon", raw=True, think=False)
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/ollama/api/chat"])

@@ -452,6 +452,22 @@ async def test_a_prompt_too_large_for_the_context_is_refused_with_the_numbers(ap
     assert "characters and more than 256 tokens" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [65] * 258, "max_tokens": 0, "echo": True}, "prompt"),
+        ("/v1/completions", {"prompt": [65] * 257, "max_tokens": 1}, "prompt"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_by_two_tokens_says_so_for_any_length_of_the_answer(
+    api: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with api.http.post(path, json={"model": MODEL, **body}) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "holds at most 256 tokens" in error["message"] and "by at least 2 tokens" in error["message"]
+
+
 async def test_an_unknown_model_is_a_404(api: Served) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await api.openai.chat.completions.create(model="no/such", messages=USER)

@@ -172,6 +172,24 @@ async def test_the_token_limit_makes_a_response_incomplete(asking: Asking) -> No
     assert response["output"][0]["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("fields", [{"max_output_tokens": 58}, {"stop": ["Rome"]}])
+async def test_a_call_that_the_end_cuts_is_incomplete(asking: Asking, fields: Json) -> None:
+    """Agents run the calls of completed items."""
+    asking.mesh.answer = CALL
+    whole = await asking.response(tools=[TOOL])
+    assert whole["output"][-1]["status"] == "completed"
+    cut = await asking.response(tools=[TOOL], **fields)
+    (call,) = cut["output"]
+    assert (call["type"], call["status"]) == ("function_call", "incomplete")
+    assert whole["output"][-1]["arguments"].startswith(call["arguments"]) and call["arguments"]
+    events = await asking.events(tools=[TOOL], **fields)
+    assert [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"] == [
+        "incomplete"
+    ]
+    stored = await asking.call("GET", f"/v1/responses/{cut['id']}")
+    assert stored[1]["output"] == cut["output"]
+
+
 async def test_tokens_of_the_text_have_log_probabilities(asking: Asking) -> None:
     events = await asking.events(top_logprobs=2, include=["message.output_text.logprobs"])
     (part,) = rebuilt(events)["output"][0]["content"]

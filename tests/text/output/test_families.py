@@ -237,3 +237,32 @@ def test_a_megabyte_of_arguments_is_read_once(family: str) -> None:
         assert parser.num_held < 64
     assert parser.push(Piece("", (), FinishReason.STOP))[-1] == OutputEnd("tool_calls")
     assert num_events < len(text) >> 8
+
+
+def check_every_stop(family: str, text: str) -> None:
+    """A client runs the calls of an answer that ends with `tool_calls`, so their arguments must be whole."""
+    for cut in range(1, len(text) + 1):
+        parser = OutputParser(FORMATS[family], tools=TOOLS)
+        events = parser.push(Piece(text[:cut], (), FinishReason.STOP, "\N{BELL}"))
+        parsed, end = joined(events), events[-1]
+        is_whole = bool(parsed.calls) and is_json(parsed.calls[-1][1])
+        assert end == OutputEnd("tool_calls" if is_whole else "stop", "\N{BELL}"), parsed
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_stop_string_inside_a_short_call_does_not_end_the_answer_as_a_call(family: str) -> None:
+    check_every_stop(family, min(CALLS[family], key=len))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("family", "text"), ALL_CALLS)
+def test_a_stop_string_inside_a_call_does_not_end_the_answer_as_a_call(family: str, text: str) -> None:
+    check_every_stop(family, text)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
