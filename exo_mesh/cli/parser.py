@@ -6,13 +6,13 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from exo_mesh.base.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.default_paths import DEFAULT_API_URL
-from exo_mesh.settings.foreign import FLAGS
+from exo_mesh.settings.foreign import ASKING_FLAGS, FLAGS
 from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import GROUPS, SETTINGS
@@ -35,10 +35,13 @@ class Parser(argparse.ArgumentParser):
             end = words.index("--") if "--" in words else len(words)
             self.set_defaults(**{self.rest: words[end + 1 :]})
             argv = words[:end]
+        hints = self._hints()
         foreign = (word.partition("=")[0] for word in argv)
-        if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
+        if hint := next((hints[flag] for flag in foreign if flag in hints and not self._knows(flag)), None):
             raise ConfigError(hint)
-        args, rest = self.parse_known_args(argv)
+        # argparse by itself takes no optional argument after a flag; with subcommands it knows no other way
+        has_parts = any(isinstance(action.choices, dict) for action in self._actions)
+        args, rest = self.parse_known_args(argv) if has_parts else self.parse_known_intermixed_args(argv)
         for name, value in vars(args).items():
             if isinstance(value, str) and not value.isascii() and not os.path.lexists(value):
                 setattr(args, name, typed(value))
@@ -56,6 +59,17 @@ class Parser(argparse.ArgumentParser):
             part for action in self._actions if isinstance(action.choices, dict) for part in action.choices.values()
         ]
         return any(flag in parser._option_string_actions for parser in (self, *parts))
+
+    def _hints(self) -> Mapping[str, str]:
+        """By flag of other programs: what to use instead with this verb."""
+        takes = {action.metavar for action in self._get_positional_actions()}
+        if "PROMPT" in takes:
+            return {**FLAGS, **ASKING_FLAGS}
+        if "--models-dir" in self._option_string_actions:
+            return FLAGS
+        return (
+            dict.fromkeys(("-m", "--model"), f"the model needs no flag: {self.prog} MODEL") if "MODEL" in takes else {}
+        )
 
     def _refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]

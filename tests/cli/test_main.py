@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,6 +177,9 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["key", "new", "x" * 41], f'name is "{"x" * 41}"; it must be 1 to 40 printable characters'),
         (["key", "list", "laptop"], 'key list takes no name or id: "laptop" is too much'),
         (["key", "remove"], "key remove needs the ID of a key or a session"),
+        (["run"], "the following arguments are required: MODEL; see exo-mesh run --help"),
+        (["help", "runn"], "no such verb: runn; did you mean run?"),
+        (["log"], "`exo-mesh node log-level` changes how much"),
         (["ps", "extra"], 'unexpected argument "extra"; see exo-mesh ps --help'),
         (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),
         (["--api-port"], "--api-port/--port: expected one argument"),
@@ -197,6 +201,41 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert complaint.startswith("exo-mesh: ")
     assert complaint.count("\n") == 1
     assert message in complaint
+
+
+def test_help_of_a_verb_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["help", "ps"], ["ps", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == exit_codes.OK
+        assert capsys.readouterr().out.startswith("usage: exo-mesh ps ")
+    assert main(["help"]) == exit_codes.OK
+    assert "models:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "parsed"),
+    [
+        ("run", ["m", "--seed", "1", "Why", "me?"], {"model": "m", "prompt": ["Why", "me?"], "seed": 1}),
+        ("run", ["--seed", "1", "m", "--", "-5", "degrees"], {"model": "m", "prompt": ["-5", "degrees"], "seed": 1}),
+        ("node", ["log-level", "--json", "debug"], {"action": "log-level", "level": "debug", "json": True}),
+        ("key", ["new", "--role", "use", "laptop"], {"what": "new", "role": "use", "id": "laptop"}),
+        ("explain", ["--json", "req_1"], {"request": "req_1", "json": True}),
+        ("config", ["mesh", "--json", "log_level=debug"], {"what": "mesh", "changes": ["log_level=debug"]}),
+        (
+            "launch",
+            ["--model", "m", "claude", "--", "-p", "x"],
+            {"agent": "claude", "model": "m", "arguments": ["-p", "x"]},
+        ),
+        ("cache", ["rm", "--json", "k"], {"what": "rm", "which": "k", "json": True}),
+    ],
+)
+def test_flags_may_stand_between_the_arguments_of_a_verb(verb: str, words: list[str], parsed: dict[str, Any]) -> None:
+    module = importlib.import_module(module_of(verb))
+    parser = Parser(prog=f"exo-mesh {verb}")
+    module.add_arguments(parser)
+    args = vars(parser.parse_all(words))
+    assert {name: args[name] for name in parsed} == parsed
 
 
 @pytest.mark.parametrize("verb", ASKING)
@@ -283,7 +322,7 @@ def test_the_help_and_the_documentation_show_the_groups_of_the_settings() -> Non
 
 @pytest.mark.parametrize(
     ("verb", "usage_line"),
-    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT]")],
+    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT ...]")],
 )
 def test_the_help_of_a_verb_with_all_settings_begins_with_a_short_line(verb: str, usage_line: str) -> None:
     parser = Parser(prog=f"exo-mesh {verb}")

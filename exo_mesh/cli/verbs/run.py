@@ -45,7 +45,13 @@ _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, PROMPT, sampling, output, and the settings for a node that the command starts."""
     parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; by default piped standard input")
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="*",
+        default=[],
+        help="the question, in quotes or not; by default piped standard input",
+    )
     parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the most likely token")
@@ -61,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one answer, or runs a conversation."""
-    prompt = args.prompt if args.prompt is not None else args.prompt_flag
-    if args.prompt is not None and args.prompt_flag is not None:
+    prompt = " ".join(args.prompt) if args.prompt else args.prompt_flag
+    if args.prompt and args.prompt_flag is not None:
         raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
     if prompt is None and not sys.stdin.isatty():
         prompt = piped_text().strip()
