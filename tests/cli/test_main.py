@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.base.printable import cells
+from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.cli.tables import say, wrapped
+from exo_mesh.cli.tables import fitted, print_table, say, state_text, wrapped
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.table import GROUPS, SETTINGS
 from tests.cli.closed_port import closed_port
@@ -201,6 +203,47 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert complaint.startswith("exo-mesh: ")
     assert complaint.count("\n") == 1
     assert message in complaint
+
+
+WIDE = "unusable: its file is cut short: the tensor ends at byte 31866688, the file has only 2000000"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 400])
+def test_a_table_on_a_terminal_has_no_line_that_the_terminal_would_break(width: int) -> None:
+    header = ("MODEL", "SIZE", "FITS")
+    rows = [("alpha-7b", "4.1 GB", "yes, 1 peer"), ("beta", "-", WIDE), ("größe-模型", "1.0 GB", "")]
+    shown = fitted(header, rows, width)
+    assert all(cells(line) <= width for line in shown.splitlines()), shown
+    words = {word for row in rows for cell in row for word in cell.split()} - {"-"}
+    assert words <= set(shown.split()), "no word is broken or lost"
+    assert fitted(header, rows, None) == columns(header, rows) == fitted(header, rows, 400)
+
+
+def test_a_table_without_room_for_its_columns_is_a_block_for_each_row() -> None:
+    header, rows = ("  PEER", "ROLE", "ADDRESS"), [("* a", "full", "10.0.0.1"), ("  b", "-", "nothing known as yet")]
+    assert fitted(header, rows, 25).splitlines() == [
+        "* a", "  ROLE     full", "  ADDRESS  10.0.0.1",
+        "b", "  ADDRESS  nothing known", "           as yet",
+    ]  # fmt: skip
+    assert fitted(("A", ""), [("word " * 4, "")], 12) == "word word word word"
+    assert fitted(header, [], 10).split() == ["PEER", "ROLE", "ADDRESS"]
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_a_table_in_colour_breaks_its_lines_where_a_plain_one_does(no_colour: bool) -> None:
+    from rich.console import Console
+
+    header, rows = ("MODEL", "SIZE", "FITS"), [("alpha-7b", "4.1 GB", state_text("yes")), ("beta", "-", WIDE)]
+    rows.append(("gamma", "1 B", "an-instance-with-a-very-long-name-1"))
+    for width in (30, 50, 60, 200):
+        console = Console(
+            file=io.StringIO(), width=width, force_terminal=True, color_system=None if no_colour else "standard"
+        )
+        print_table(console, header, rows)
+        file = console.file
+        assert isinstance(file, io.StringIO)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
+        assert [line.rstrip() for line in plain.splitlines()] == fitted(header, rows, width).splitlines()
 
 
 def test_help_of_a_verb_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:

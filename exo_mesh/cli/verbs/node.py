@@ -21,7 +21,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.doctor.sweep import sweep
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say
 from exo_mesh.settings.config import ConfigError, home_of
 
 SLEEP = ("sleep", "awake")
@@ -79,7 +79,7 @@ def _sleep(client: ApiClient, args: argparse.Namespace) -> int:
     answer = client.post(f"/admin/{args.action}", {})
     peers = counted(answer["told"], "peer")
     text = "awake" if args.action == "awake" else f"notified {peers} that this machine goes to sleep"
-    print_json(answer) if args.json else print(text)
+    print_json(answer) if args.json else say(text)
     return exit_codes.OK
 
 

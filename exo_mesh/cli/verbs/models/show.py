@@ -14,7 +14,7 @@ from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.cli.tables import peer_names, print_json, ring_line, say
 from exo_mesh.cli.verbs.models import facts
 from exo_mesh.errors import MeshError
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     print(model["id"])
     for label, text in _lines(model, client.get("/state"), client.get("/v1/download/progress")["data"]):
-        print(f"  {label.ljust(11)}{text}")
+        say(f"  {label.ljust(11)}{text}", hanging=13)
     return exit_codes.OK
 
 
