@@ -129,6 +129,18 @@ def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
     return {name: given for name, given in texts.items() if given}
 
 
+def model_argument(text: str) -> str:
+    """The type of arguments that name a model: makes a path absolute, since the node may run elsewhere.
+
+    Raises UnknownModelError for a path where no model can be. Other names are left to the node.
+    """
+    if os.path.lexists(text) or text.startswith(("./", "../", "~")):
+        from exo_mesh.cli.model_paths import model_name  # reads models, which few calls need
+
+        return model_name(text)
+    return text
+
+
 def api_words(args: argparse.Namespace) -> list[str]:
     """The given flags of add_api_flags that name the node, for a command that a verb prints."""
     given = (("--api-url", args.api_url), ("--home", args.home))

@@ -19,7 +19,7 @@ from exo_mesh.base.printable import counted, printable, quoted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
-from exo_mesh.cli.parser import add_api_flags, api_words
+from exo_mesh.cli.parser import add_api_flags, api_words, model_argument
 from exo_mesh.cli.tables import fitted, layers_text, line_width, peer_names, print_json, say
 from exo_mesh.cli.verbs.models.waiting import WaitingScreen
 from exo_mesh.cli.verbs.preview import (
@@ -49,7 +49,9 @@ class _Peer(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--plan`, `--peers`, `--on`, `--layers`, `--policy`, the wishes of `preview`, `--api-url`,
     `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    parser.add_argument(
+        "model", metavar="MODEL", type=model_argument, help="hub id, or a name that exo-mesh list shows"
+    )
     parser.add_argument("--plan", type=int, metavar="N", help="the plan with this number in exo-mesh preview MODEL now")
     parser.add_argument(
         "--peers", "--min-peers", type=peer_count, metavar="N", help="at least this many peers; the mesh chooses them"
