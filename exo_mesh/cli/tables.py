@@ -177,8 +177,13 @@ def _parts(text: str, width: int) -> Iterator[tuple[bool, str]]:
 
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:
-    """Names by peer id; peers that share a name get the first letters of their ids added."""
-    return told_apart((peer["id"], printable(peer["name"])) for peer in state["view"]["peers"])
+    """Names by peer id, also of peers that are gone, which models may still name; peers that share a name get the first
+    letters of their ids added."""
+    names = told_apart((peer["id"], printable(peer["name"])) for peer in state["view"]["peers"])
+    for peer in state.get("health", {}).get("peer_health", ()):
+        name = printable(peer["name"])
+        names.setdefault(peer["id"], f"{name} ({peer['id'][:8]})" if name in names.values() else name)
+    return names
 
 
 def ring_line(instance: dict[str, Any], names: dict[str, str]) -> str:

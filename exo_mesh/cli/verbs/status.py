@@ -94,9 +94,10 @@ def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[
         memory = ["unknown" if one is None else human_bytes(one) for one in figures]
         health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
         rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], peer["role"]])
+    live = {peer["id"] for peer in state["view"]["peers"]}
     for gone in state["health"]["peer_health"]:
-        if gone["id"] not in names:
+        if gone["id"] not in live:
             asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
             health = state_text("asleep" if asleep else gone["level"])
-            rows.append([gone["name"], health, "", "", "", gone["id"][:8], ""])
+            rows.append([names[gone["id"]], health, "", "", "", gone["id"][:8], ""])
     return rows
