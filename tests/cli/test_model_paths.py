@@ -12,6 +12,7 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.model_paths import existing_path, model_name, models_dir_for, path_hint
 from exo_mesh.cli.model_verbs import module_of
 from exo_mesh.cli.parser import Parser
+from exo_mesh.cli.wiring import _why_missing
 from exo_mesh.errors import UnknownModelError
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
@@ -74,3 +75,9 @@ def test_a_node_finds_a_file_in_its_folder_and_a_folder_by_itself(tmp_path: Path
         models_dir_for(tmp_path)
     with pytest.raises(UnknownModelError, match=r"none\.gguf does not exist"):
         models_dir_for(tmp_path / "none.gguf")
+
+
+def test_a_file_as_models_directory_is_answered_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    assert _why_missing(tmp_path / "tiny.gguf") == f"is a file: name its folder, {tmp_path}"
+    assert _why_missing(tmp_path / "none") == "does not exist"
