@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -139,6 +140,17 @@ def model_argument(text: str) -> str:
 
         return model_name(text)
     return text
+
+
+def seconds(text: str) -> float:
+    """The type of arguments that are durations: a number of seconds, 0 or more. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds, such as 30")
+    return value
 
 
 def api_words(args: argparse.Namespace) -> list[str]:

@@ -19,7 +19,7 @@ from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import module_of
-from exo_mesh.cli.parser import Parser, add_node_flags
+from exo_mesh.cli.parser import Parser, add_node_flags, seconds
 from exo_mesh.cli.tables import fitted, print_table, say, state_text, wrapped
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.table import GROUPS, SETTINGS
@@ -244,6 +244,29 @@ def test_a_table_in_colour_breaks_its_lines_where_a_plain_one_does(no_colour: bo
         assert isinstance(file, io.StringIO)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
         assert [line.rstrip() for line in plain.splitlines()] == fitted(header, rows, width).splitlines()
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "5m", ""])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["drain", "--wait"], ["wake", "beta", "--wait"], ["batch", "x.jsonl", "--patience"],
+        ["node", "kill-all", "--dry-run", "--grace"], ["nginx-config", "--every"],
+        ["service", "wait", "127.0.0.1:9", "--for"],
+    ],
+)  # fmt: skip
+def test_a_duration_is_a_number_of_seconds(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv[:-1], f"{argv[-1]}={text}"]) == exit_codes.USAGE
+    assert f'{argv[-1]}: "{text}" is not a number of seconds, such as 30' in capsys.readouterr().err
+
+
+def test_every_duration_of_the_command_line_has_that_type() -> None:
+    for verb in (*VERBS, "complete"):
+        parser = Parser(prog=verb)
+        importlib.import_module(module_of(verb)).add_arguments(parser)
+        for action in parser._actions:
+            settings = action.dest.startswith("setting_")
+            assert settings or action.metavar != "SECONDS" or action.type is seconds, (verb, action.option_strings)
 
 
 def test_help_of_a_verb_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:

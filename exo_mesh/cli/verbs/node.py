@@ -20,7 +20,7 @@ from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.doctor.sweep import sweep
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, seconds
 from exo_mesh.cli.tables import print_json, say
 from exo_mesh.settings.config import ConfigError, home_of
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--peer", metavar="NAME", help="name or id of the node; by default the node called")
     parser.add_argument(
-        "--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: time before SIGKILL (10)"
+        "--grace", type=seconds, default=10.0, metavar="SECONDS", help="kill-all: time before SIGKILL (10)"
     )
     parser.add_argument("--dry-run", action="store_true", help="kill-all: list what would be ended, end nothing")
     add_api_flags(parser)
