@@ -15,6 +15,7 @@ from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import MACOS_FLOOR, OTHER_ENGINES, is_older, mlx_obstacle_here, too_old, upgrade
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.options import parse_options
+from exo_mesh_mlx.quantisation import METHODS
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
@@ -35,6 +36,8 @@ _SHARD = re.compile(r"^    def shard\(", re.MULTILINE)
 class MlxProvider:
     name = "mlx"
     kind: Literal["stage", "whole-model"] = "stage"
+    quant_methods = METHODS
+    """See NamesQuantisations."""
 
     def availability(self) -> Availability:
         missing = [package for package in ("mlx", "mlx_lm") if util.find_spec(package) is None]

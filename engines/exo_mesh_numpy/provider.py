@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.packed.settings import METHODS
 
 
 class NumpyProvider:
     name = "numpy"
     kind: Literal["stage", "whole-model"] = "stage"
+    quant_methods = (*METHODS, QUANT_METHOD)
+    """See NamesQuantisations."""
 
     def availability(self) -> Availability:
         # below every engine with a library of its own, above the dummy engine

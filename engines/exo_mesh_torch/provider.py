@@ -14,6 +14,8 @@ from typing import Literal
 from exo_mesh.domain.embedding import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
+from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.packed.settings import METHODS
 from exo_mesh_torch.families import TEXT_OF_FAMILIES, VISION_FAMILIES
 from exo_mesh_torch.options import check_options
 
@@ -45,6 +47,8 @@ others (in longcat_flash two to a layer)."""
 class TorchProvider:
     name = "torch"
     kind: Literal["stage", "whole-model"] = "stage"
+    quant_methods = (*METHODS, QUANT_METHOD)
+    """See NamesQuantisations."""
 
     def availability(self) -> Availability:
         missing = [package for package in ("torch", "transformers") if util.find_spec(package) is None]

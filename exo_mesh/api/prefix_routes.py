@@ -12,6 +12,11 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.rings.serving.explanations import Explanation
 
+_UNKNOWN = (
+    "nothing is known of the prompt of this request at this node: it entered at another node or long ago, its prompt "
+    "is too short to be kept (up to 16 tokens), or the prefix cache is off"
+)
+
 
 class PrefixRoutes:
     """Each method answers one route. A request of another caller is reported as unknown."""
@@ -38,7 +43,7 @@ class PrefixRoutes:
         limited_to, request_id = request[CALLER].limited_to, request.match_info["id"]
         found = self._observation.explanation(request_id, limited_to)
         if found is None:
-            return plain_error("not_found", "nothing is known of the prompt of this request at this node")
+            return plain_error("not_found", _UNKNOWN)
         shown: dict[str, Any] = {
             "request_id": found.request_id,
             "model": found.model,

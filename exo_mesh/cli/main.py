@@ -95,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1 and not argv[1].startswith("-"):
+        argv = [*argv[1:], "--help"]
     if argv and argv[0] in ("-h", "--help", "help"):
         print(usage())
         return exit_codes.OK

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from exo_mesh.base.printable import quoted, typed
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.default_paths import DEFAULT_API_URL
-from exo_mesh.settings.foreign import FLAGS
+from exo_mesh.settings.foreign import ASKING_FLAGS, FLAGS
 from exo_mesh.settings.setting import Setting
 from exo_mesh.settings.spelling import did_you_mean
 from exo_mesh.settings.table import GROUPS, SETTINGS
@@ -38,10 +39,13 @@ class Parser(argparse.ArgumentParser):
             end = words.index("--") if "--" in words else len(words)
             self.set_defaults(**{self.rest: words[end + 1 :]})
             argv = words[:end]
+        hints = self._hints()
         foreign = (word.partition("=")[0] for word in argv)
-        if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
+        if hint := next((hints[flag] for flag in foreign if flag in hints and not self._knows(flag)), None):
             raise ConfigError(hint)
-        args, rest = self.parse_known_args(argv)
+        # argparse by itself takes no optional argument after a flag; with subcommands it knows no other way
+        has_parts = any(isinstance(action.choices, dict) for action in self._actions)
+        args, rest = self.parse_known_args(argv) if has_parts else self.parse_known_intermixed_args(argv)
         for name, value in vars(args).items():
             if isinstance(value, str) and not value.isascii() and not os.path.lexists(value):
                 setattr(args, name, typed(value))
@@ -59,6 +63,17 @@ class Parser(argparse.ArgumentParser):
             part for action in self._actions if isinstance(action.choices, dict) for part in action.choices.values()
         ]
         return any(flag in parser._option_string_actions for parser in (self, *parts))
+
+    def _hints(self) -> Mapping[str, str]:
+        """By flag of other programs: what to use instead with this verb."""
+        takes = {action.metavar for action in self._get_positional_actions()}
+        if "PROMPT" in takes:
+            return {**FLAGS, **ASKING_FLAGS}
+        if "--models-dir" in self._option_string_actions:
+            return FLAGS
+        return (
+            dict.fromkeys(("-m", "--model"), f"the model needs no flag: {self.prog} MODEL") if "MODEL" in takes else {}
+        )
 
     def _refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]
@@ -121,6 +136,29 @@ def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
     """The texts of the flags of add_node_flags that were given, by name of the setting."""
     texts = {name: getattr(args, f"setting_{name}", None) for name in SETTINGS}
     return {name: given for name, given in texts.items() if given}
+
+
+def model_argument(text: str) -> str:
+    """The type of arguments that name a model: makes a path absolute, since the node may run elsewhere.
+
+    Raises UnknownModelError for a path where no model can be. Other names are left to the node.
+    """
+    if os.path.lexists(text) or text.startswith(("./", "../", "~")):
+        from exo_mesh.cli.model_paths import model_name  # reads models, which few calls need
+
+        return model_name(text)
+    return text
+
+
+def seconds(text: str) -> float:
+    """The type of arguments that are durations: a number of seconds, 0 or more. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a number of seconds, such as 30")
+    return value
 
 
 def api_words(args: argparse.Namespace) -> list[str]:

@@ -88,8 +88,8 @@ class RunningNode:
         _check_engine(self._registry, settings.engine)
         _check_model_engines(self._registry, settings.model_engines)
         check_options(self._registry, settings)
-        missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
-        self._notes += [f"the models directory {path} does not exist" for path in missing]
+        missing = [path for path in self._loaded.settings.models_dirs if not path.is_dir()]
+        self._notes += [f"the models directory {path} {_why_missing(path)}" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
         # NumPy is the slow fallback, so the user should know why MLX cannot run
         if _chosen(self._registry, settings.engine)[0] == "numpy" and (obstacle := mlx_obstacle_here()):
@@ -333,6 +333,10 @@ def _check_engine(registry: Registry, name: str) -> None:
             registry.choose(name)
         except MeshError as exc:
             raise ConfigError(f"--engine {name}: {exc}") from exc
+
+
+def _why_missing(path: Path) -> str:
+    return f"is a file: name its folder, {path.parent}" if path.exists() else "does not exist"
 
 
 def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -> None:

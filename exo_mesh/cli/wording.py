@@ -20,7 +20,8 @@ _FLAGS = {
 }
 """By field of `POST /instance`, if it is no English word: the flag of `load` and `preview`."""
 
-_ID = re.compile(r"\b[0-9a-f]{8}\b")
+_ID = re.compile(r'(?<!" \()\b[0-9a-f]{8}\b')
+"""Not one that stands in brackets behind the name of its peer."""
 _FIELD = re.compile(rf"\b({'|'.join(_FLAGS)})\b(: (?=\d))?")
 
 

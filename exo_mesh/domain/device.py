@@ -139,14 +139,15 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
     addresses: "host:port" of its control endpoint, as the peer sees itself. models: names of the models that are
     complete on its disk. partial_models: models of which it has config, tokenizer and headers, but not all weights.
-    model_engines: for each model of both kinds, the engines here that run its architecture, the preferred one first; a
-    peer of an older version does not say. fetches: from where it gets model files, see FETCHES. files_port: where other
-    peers read its files, 0 if they cannot. has_store: the peer hosts the model store. protocol: the oldest protocol
-    version that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
-    role: one of ROLES; "full" from a peer of an older version. served: what the model servers beside it serve.
-    engine_speeds: how fast its engines run some models, where it has measured them. on_disk: by model digest (its first
-    DIGEST_CHARS characters), the layers of which it has KV, or the weights although it has not all files.
-    unverified: models that it has parts of and may run, but has not yet compared with the digests of the files.
+    model_engines: for each model of both kinds, the engines here that run its architecture and say that they read its
+    quantisation, the preferred one first; a peer of an older version does not say. fetches: from where it gets model
+    files, see FETCHES. files_port: where other peers read its files, 0 if they cannot. has_store: the peer hosts the
+    model store. protocol: the oldest protocol version that it speaks; newest_protocol: the newest, 0 if it speaks only
+    the one. macs: of its network cards. role: one of ROLES; "full" from a peer of an older version. served: what the
+    model servers beside it serve. engine_speeds: how fast its engines run some models, where it has measured them.
+    on_disk: by model digest (its first DIGEST_CHARS characters), the layers of which it has KV, or the weights although
+    it has not all files. unverified: models that it has parts of and may run, but has not yet compared with the digests
+    of the files.
     """
 
     id: Annotated[str, Size(64, least=1)]

@@ -58,7 +58,9 @@ def solve_pinned(
     for pin in pins:
         if pin.peer_id not in by_id:
             known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
-            raise _pins_refused(card, f"{pin.peer_id[:8]} is pinned but cannot take part (peers that can: {known})")
+            raise _pins_refused(
+                card, f"{pin.peer_id[:8]} is given layers but cannot take part (peers that can: {known})"
+            )
     members = [_with_engine(card, by_id[pin.peer_id], pin.engine) for pin in pins]
     _refuse_mixing(card, members, around, mixing)
     _refuse_cuts(card, pins, members, around)
@@ -140,19 +142,20 @@ def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
     """Raises InputError unless every layer is pinned exactly once and no peer is pinned twice."""
     expected = 0
     for pin in pins:
-        if not pin.start == expected < pin.stop <= card.num_layers:
-            raise _pins_refused(
-                card, f"{pin.peer_id[:8]} is pinned to [{pin.start}, {pin.stop}), but layer {expected} must come next"
-            )
+        given = f"{pin.peer_id[:8]} is given layers {pin.start} to {pin.stop - 1}"
+        if not pin.start == expected < pin.stop:
+            raise _pins_refused(card, f"{given}, but layer {expected} must come next")
+        if pin.stop > card.num_layers:
+            raise _pins_refused(card, f"{given}, but the last layer is {card.num_layers - 1}")
         expected = pin.stop
     if expected != card.num_layers:
-        raise _pins_refused(card, f"layers {expected} to {card.num_layers - 1} are not pinned")
+        raise _pins_refused(card, f"layers {expected} to {card.num_layers - 1} are given to no peer")
     if len({pin.peer_id for pin in pins}) != len(pins):
-        raise _pins_refused(card, "a peer is pinned twice, but can hold only one stage")
+        raise _pins_refused(card, "a peer is given layers twice, but can hold only one stage")
 
 
 def _pins_refused(card: ModelCard, problem: str) -> InputError:
-    remedy = "pin each layer exactly once, on peers that `GET /instance/previews` lists"
+    remedy = "give each layer to exactly one of the peers that `GET /instance/previews` lists"
     return InputError(f"{card.name} ({counted(card.num_layers, 'layer')}): {problem}; {remedy}", param="pins")
 
 

@@ -6,7 +6,7 @@ provider must be cheap: the heavy library is imported only by `create`, and only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -367,6 +367,16 @@ class ChecksOptions(Protocol):
     def check_options(self, options: Mapping[str, str]) -> None:
         """Raises InputError for an unknown option, value or combination (LoadRequest.options), and names the supported
         ones. A node calls this at its start, so that no request is the first to find out."""
+
+
+@runtime_checkable
+class NamesQuantisations(Protocol):
+    """Optional part of a provider that reads only some quantised checkpoints. A node lists no other model as one that
+    the engine runs, without a survey of every model on its disk."""
+
+    quant_methods: Collection[str]
+    """Values of `quantization_config.quant_method` in config.json that the engine reads; "gguf" for GGUF files. Its
+    survey and its stages refuse all others."""
 
 
 class ModelSurvey(msgspec.Struct, frozen=True):

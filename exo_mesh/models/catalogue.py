@@ -18,6 +18,7 @@ from exo_mesh.models.calls import describe_model
 from exo_mesh.models.cards.card_store import CardStore
 from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.models.served import ServedModels, served_card
+from exo_mesh.weights.card import quant_method_at
 from exo_mesh.weights.fetched import read_manifest
 from exo_mesh.weights.model_files import one_line
 from exo_mesh.weights.store import ModelStore
@@ -93,6 +94,11 @@ class Catalogue:
     def local_architectures(self) -> dict[str, str]:
         """The architecture of each model on this machine, by name."""
         return {name: card.architecture for name, card in self._local.items()}
+
+    def local_quant_methods(self) -> dict[str, str]:
+        """See quant_method_at: of each model on this machine, by name. Blocking."""
+        models = self._store.found().models
+        return {name: quant_method_at(models[name]) for name in self._local if name in models}
 
     def is_partial(self, name: str) -> bool:
         """Whether no peer has all files of a model, although some have its headers, or parts of it."""

@@ -10,6 +10,7 @@ import msgspec
 
 from exo_mesh.base.printable import quoted
 from exo_mesh.errors import UnknownModelError
+from exo_mesh.weights.gguf_table import without_shard
 from exo_mesh.weights.names import MAX_NAME, PART
 
 NUM_NEAR = 3
@@ -63,8 +64,9 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
     Raises UnknownModelError, with the most similar names, if the text has not the form of a name.
     """
     given, parts = _parsed(text)
-    if given in known.local or given in known.peers:
-        return _reference(given)
+    for name in dict.fromkeys((given, without_shard(given))):  # people name the file, too
+        if name in known.local or name in known.peers:
+            return _reference(name)
     if parts is None:
         raise unknown_model(text, known)
     base, revision, tag = parts["base"], parts["revision"] or "", parts["tag"] or ""
@@ -130,8 +132,8 @@ def _same_name(text: str, base: str, known: KnownNames) -> str | None:
 
 def _known_quant(base: str, quant: str, known: KnownNames) -> str | None:
     """Returns the known name of one quantisation of a GGUF model, which may differ in case."""
-    wanted = f"{base}-{quant}".lower()
-    return next((name for names in (known.local, known.peers) for name in names if name.lower() == wanted), None)
+    wanted = {f"{base}{sign}{quant}".lower() for sign in "-."}
+    return next((name for names in (known.local, known.peers) for name in names if name.lower() in wanted), None)
 
 
 def _reference(name: str, revision: str = "", quant: str = "") -> ModelReference:

@@ -140,9 +140,12 @@ class ModelService:
         try:
             await self._resolve(meant.in_mesh, repo, meant.revision or MAIN)
         except (UnknownModelError, FetchError) as of_hub:
-            if "/" in meant.repo:
+            if "/" in name:
                 raise
-            raise UnknownModelError(f"{unknown}; at the hub: {of_hub}", param="model") from of_hub
+            text = f"{unknown}; at the hub: {of_hub}"
+            if "/" in meant.repo and isinstance(of_hub, FetchError):  # a model that a card names, and so is there
+                raise FetchError(text, remedy=of_hub.remedy, is_final=of_hub.is_final) from of_hub
+            raise UnknownModelError(text, param="model") from of_hub
         try:
             return await self._catalogue.card(meant.in_mesh)
         except UnknownModelError as exc:

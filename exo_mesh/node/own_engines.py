@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.domain.whole.served import SERVED_ARCHITECTURE
+from exo_mesh.engine.contract import NamesQuantisations
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine import this_machine
 from exo_mesh.mesh.membership.service import Membership
@@ -43,8 +44,21 @@ class OwnEngines:
 
     def of_local_models(self) -> ModelEngines:
         """The engines that run each model of this machine; see PeerInfo.model_engines. Blocking."""
+        methods = self._models.catalogue.local_quant_methods()
         architectures = self._models.catalogue.local_architectures.items()
-        return tuple((name, self._of_model(name, architecture)) for name, architecture in architectures)
+        return tuple(
+            (name, tuple(filter(self._reads(methods.get(name, "")), self._of_model(name, architecture))))
+            for name, architecture in architectures
+        )
+
+    def _reads(self, method: str) -> Callable[[str], bool]:
+        """Whether an engine reads checkpoints of a quantisation, as far as it says; see NamesQuantisations."""
+
+        def reads(engine: str) -> bool:
+            provider = self._registry.provider(engine)
+            return not method or not isinstance(provider, NamesQuantisations) or method in provider.quant_methods
+
+        return reads
 
     async def announce_models(self, *, is_sure: bool = False) -> None:
         """Rescans the local models and publishes them if they changed.

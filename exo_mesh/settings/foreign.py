@@ -36,7 +36,41 @@ FLAGS = {
     "--spec-draft-n-max": _LATER,
     "--model-draft": _LATER,
 }
-"""By flag: what to use instead. A verb that has the flag itself accepts it."""
+"""By flag of a node: what to use instead. A verb that has the flag itself accepts it."""
+
+_LONGEST = "use --max-tokens"
+_CONTEXT = "use --context-limit"
+_TALK = "leave the question out: a conversation starts by itself"
+_MODEL_FIRST = "the model needs no flag: exo-mesh run MODEL PROMPT"
+
+ASKING_FLAGS = {
+    "-m": _MODEL_FIRST,
+    "--model": _MODEL_FIRST,
+    "-hf": "name the repository as the model: exo-mesh run ORG/NAME",
+    "--hf-repo": "name the repository as the model: exo-mesh run ORG/NAME",
+    "-p": "use --prompt, or write the question after the model",
+    "-f": "let the shell read the file: exo-mesh run MODEL < FILE",
+    "--file": "let the shell read the file: exo-mesh run MODEL < FILE",
+    "-n": _LONGEST,
+    "--predict": _LONGEST,
+    "--n-predict": _LONGEST,
+    "--num-predict": _LONGEST,
+    "--temp": "use --temperature",
+    "-s": "use --seed",
+    "-sys": "use --system",
+    "-c": _CONTEXT,
+    "--ctx-size": _CONTEXT,
+    "--num-ctx": _CONTEXT,
+    "-i": _TALK,
+    "--interactive": _TALK,
+    "-cnv": _TALK,
+    "--conversation": _TALK,
+    "--hidethinking": "use --think off; in a pipe only the answer is printed anyway",
+    "--format": "ask the API with response_format: see docs/reference/api.md",
+    "-ngl": "an engine uses the GPU that it finds; --engine names another engine",
+    "--n-gpu-layers": "an engine uses the GPU that it finds; --engine names another engine",
+}
+"""By flag with which other programs ask a model: what to use instead of it with `run`."""
 
 KEYS = {
     "logging": "use log_format and log_level",

@@ -26,6 +26,7 @@ VERB_HINTS = {
     "build": "there is nothing to build: `exo-mesh pull MODEL` downloads a model",
     "rmi": "`exo-mesh rm MODEL` deletes the files of a model",
     "network": "`exo-mesh topology` draws peers and links",
+    "log": "a node logs to standard error and --log-file; `exo-mesh node log-level` changes how much",
     # MLX
     "mlx.launch": "start `exo-mesh` on each machine, and they find each other; "
     "`mlx.launch --hostfile hosts.json -- exo-mesh` works, too",

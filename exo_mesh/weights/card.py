@@ -224,6 +224,18 @@ def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
     return _find_size({"model_max_length": of_tokenizer}, "model_max_length") or _require_size(model_dir, text, *keys)
 
 
+def quant_method_at(model_dir: Path) -> str:
+    """The `quant_method` of a model on this machine, "gguf" for GGUF files; "" if its config.json names or has none."""
+    try:
+        config = read_json(model_dir / "config.json")
+        quantisation = text_config(config).get("quantization_config")
+    except ModelError:
+        return ""
+    if config.get("quantization") or not isinstance(quantisation, dict):
+        return ""
+    return str(quantisation.get("quant_method") or "")
+
+
 def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError if config.json names a quantisation that no shipped engine can load."""
     text = text_config(config)

@@ -24,6 +24,7 @@ from exo_mesh.weights.fetched import SCRATCH_PREFIX
 from exo_mesh.weights.gguf_layout import CONFIG, TOKENIZER, texts_of_gguf
 from exo_mesh.weights.gguf_table import is_model_file, read_headers, shard_names, without_shard
 from exo_mesh.weights.model_files import MAX_TOKENIZER_BYTES, VIEW_FILE, exists, label, read_model_file
+from exo_mesh.weights.names import usable_file_name
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
 MAKER = 1
@@ -107,7 +108,7 @@ def ensure_view(view_dir: Path, source: GgufSource) -> None:
         scratch.mkdir(parents=True)
         try:
             make_texts(source, scratch)
-            links = {file.name: os.path.realpath(file) for file in source.files}
+            links = {usable_file_name(file.name): os.path.realpath(file) for file in source.files}
             for name, path in links.items():
                 (scratch / name).symlink_to(path)
             (scratch / VIEW_FILE).write_bytes(msgspec.json.encode(_View(links, stamp, MAKER)))

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
@@ -30,7 +31,7 @@ from exo_mesh.weights.gguf_views import (
     stamp_of,
 )
 from exo_mesh.weights.model_files import HUB_DIR, exists, label, one_line, read_model_file
-from exo_mesh.weights.names import MODEL_NAME
+from exo_mesh.weights.names import MODEL_NAME, usable_name
 
 SHIPPED = "exo-mesh-demo"
 
@@ -60,6 +61,10 @@ class Found(msgspec.Struct, frozen=True):
     others: dict[str, str] = msgspec.field(default_factory=dict)
     sources: dict[Path, GgufSource] = msgspec.field(default_factory=dict)
     misnamed: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def origin_of(self, name: str) -> Path | GgufSource:
+        """Where the files of one of `models` lie."""
+        return self.sources.get(self.models[name], self.models[name])
 
     def first_name(self, name: str) -> str:
         return self.others.get(name, name)
@@ -154,9 +159,10 @@ class ModelStore:
             raise UnknownModelError(text, param="model")
         if (name := without_shard(path.name)) in found.misnamed:
             raise ModelError(f"{name}: {found.misnamed[name]}")
+        folder = shlex.quote(str(path.parent if path.suffix == ".gguf" else path))
         raise UnknownModelError(
-            f"{one_line(str(path))} is not a model directory of this node; start the node with --models-dir and that "
-            "directory, and use the name that `exo-mesh models` shows",
+            f"{one_line(str(path))} is not below a models directory of the node that runs: restart that node with "
+            f"--models-dir {one_line(folder)}; then `exo-mesh list` shows the name of the model",
             param="model",
         )
 
@@ -164,9 +170,14 @@ class ModelStore:
         """Search the disk: the shipped model cannot be hidden, and earlier directories win over later ones."""
         found = Found()
         real_dirs: dict[str, str] = {}
-        for name, model_dir, source in itertools.islice(self._everything(), MAX_MODELS):
+        everything = itertools.islice(self._everything(), MAX_MODELS)
+        # a model whose own name can be used keeps it, wherever one lies whose name has to change
+        for given, model_dir, source in sorted(everything, key=lambda one: usable_name(one[0]) != one[0]):
+            name = usable_name(given)
             if not MODEL_NAME.fullmatch(name):
-                found.misnamed.setdefault(one_line(name), _ODD_NAME)
+                found.misnamed.setdefault(one_line(given), _ODD_NAME)
+            elif name != given and name in found.models and found.origin_of(name) != (source or model_dir):
+                found.misnamed.setdefault(one_line(given), f"its name would be {name}, as that of another; rename it")
             elif name not in found.models and name not in found.others:
                 first = real_dirs.setdefault(os.path.realpath(model_dir), name)
                 if first == name:
@@ -194,7 +205,7 @@ class ModelStore:
                 if isinstance(found, Path):
                     yield name, found, None
                 elif self._views_dir is not None:
-                    yield name, self._views_dir / name.replace("/", "--"), found
+                    yield name, self._views_dir / usable_name(name).replace("/", "--"), found
 
     def _find(self, name: str) -> tuple[str, Path, GgufSource | None]:
         """(first name, directory, GGUF files that it is made from)."""

@@ -9,6 +9,7 @@ import pytest
 
 from exo_mesh.api.core.keeping import MAX_NAME_CHARS
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
+from exo_mesh.rings.runner.prefix.cache import LEAST_COMMON
 from exo_mesh.rings.serving.explanations import MAX_KEPT, Explanations, explain
 from tests.api.scripted_mesh import Served
 
@@ -79,6 +80,8 @@ async def test_an_admin_sees_where_a_prompt_parted_from_what_was_kept(api: Serve
         assert found["text_there"] == "9"
     async with api.http.get("/v1/requests/r-2/prefix") as reply:
         assert reply.status == 404
+        message = (await reply.json())["error"]["message"]
+    assert f"another node or long ago, its prompt is too short to be kept (up to {LEAST_COMMON} tokens)" in message
 
 
 def test_only_the_key_of_a_request_finds_its_explanation_and_all_is_bounded() -> None:

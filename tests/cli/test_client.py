@@ -85,6 +85,18 @@ def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost", "http://localhost:52415"), ("beta:80", "http://beta:80"), (":8080", "http://127.0.0.1:8080"),
+        ("10.0.0.1/v1", "http://10.0.0.1:52415"), ("[fd00::2]", "http://[fd00::2]:52415"),
+        ("[fd00::2]:80", "http://[fd00::2]:80"), ("http://beta", "http://beta"), ("https://beta", "https://beta"),
+    ],
+)  # fmt: skip
+def test_an_address_without_scheme_gets_the_usual_host_and_port(text: str, url: str) -> None:
+    assert ApiClient(text).url == url
+
+
+@pytest.mark.parametrize(
     "ending",
     ["", "/", "//", "/v1", "/v1/", "/v1/chat/completions", "/v1/messages/", "/?a=b", "/#token=exo-local-A", "/v1#x"],
 )

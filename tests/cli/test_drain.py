@@ -19,7 +19,7 @@ class BusyNode(http.server.BaseHTTPRequestHandler):
         """Stay quiet."""
 
     def do_GET(self) -> None:
-        state = {"node_id": "a", "view": {"instances": []}}
+        state = {"node_id": "a", "view": {"peers": [], "instances": []}}
         drain = {"draining": True, "drained": False, "requests": 1, "sequences": 3}
         self.send_response(200)
         self.end_headers()
@@ -50,13 +50,16 @@ def test_layers_that_stay_until_the_node_stops_are_named() -> None:
     group = {"model": "g", "stages": [{"peer": "b", "layers": [0, 1], "group": {"peers": ["b", "a"]}}]}
     elsewhere = {"model": "other", "stages": [{"peer": "c", "layers": [0, 8]}]}
     pause = "answers that use it then pause until other peers have loaded these layers"
-    state = {"node_id": "a", "view": {"instances": [ring, alone, group, elsewhere]}}
+    state = {
+        "node_id": "a",
+        "view": {"peers": [{"id": "a"}, {"id": "b"}], "instances": [ring, alone, group, elsewhere]},
+    }
     assert staying(state) == [
         f"m 0-3 stays here until the node stops; {pause}",
         "whole 0-7 stays here until the node stops; then another peer loads it for the next request",
         f"g 0 stays here until the node stops; {pause}",
     ]
-    assert staying({"node_id": "d", "view": {"instances": [ring]}}) == []
+    assert staying({"node_id": "d", "view": {"peers": [], "instances": [ring]}}) == []
 
 
 def test_layers_stay_without_harm_where_another_instance_serves_the_model() -> None:
@@ -66,5 +69,13 @@ def test_layers_stay_without_harm_where_another_instance_serves_the_model() -> N
         "stages": [{"peer": "a", "layers": [0, 4]}, {"peer": "b", "layers": [4, 8]}],
     }
     other = {"model": "m", "state": "ready", "stages": [{"peer": "b", "layers": [0, 8]}]}
-    state = {"node_id": "a", "view": {"instances": [ring, other]}}
+    peers = [{"id": "a"}, {"id": "b"}]
+    state = {"node_id": "a", "view": {"peers": peers, "instances": [ring, other]}}
     assert staying(state) == ["m 0-3 stays here until the node stops; new requests use another instance"]
+
+
+def test_a_node_without_others_promises_nothing_for_its_layers() -> None:
+    alone = {"model": "whole", "stages": [{"peer": "a", "layers": [0, 8]}]}
+    assert staying({"node_id": "a", "view": {"peers": [{"id": "a"}], "instances": [alone]}}) == [
+        "whole 0-7 stays here until the node stops; no other peer is there to load it then"
+    ]

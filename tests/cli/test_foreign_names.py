@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags
+from exo_mesh.cli.verbs.run import add_arguments as add_run_arguments
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import ConfigError
-from exo_mesh.settings.foreign import FLAGS, KEYS, RENAMED, VARIABLES
+from exo_mesh.settings.foreign import ASKING_FLAGS, FLAGS, KEYS, RENAMED, VARIABLES
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
 
@@ -68,6 +70,26 @@ def test_a_flag_that_has_no_counterpart_is_refused_with_what_to_do(flag: str) ->
     assert str(caught.value) == FLAGS[flag]
 
 
+@pytest.mark.parametrize("flag", sorted(ASKING_FLAGS))
+def test_a_flag_with_which_other_programs_ask_is_refused_with_what_to_do(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "m", flag, "x"]) == exit_codes.USAGE
+    assert capsys.readouterr().err == f"exo-mesh: {ASKING_FLAGS[flag]}\n"
+
+
+@pytest.mark.parametrize("verb", ["load", "show", "pull", "rm", "preview"])
+def test_a_model_that_is_given_as_a_flag_is_asked_for_without_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("-m", "--model=x"):
+        assert main([verb, flag, "x"]) == exit_codes.USAGE
+        assert capsys.readouterr().err == f"exo-mesh: the model needs no flag: exo-mesh {verb} MODEL\n"
+
+
+def test_a_verb_that_starts_no_node_gives_no_hint_about_flags_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "-n", "3"]) == exit_codes.USAGE
+    assert capsys.readouterr().err == "exo-mesh: unknown flag -n; see exo-mesh ps --help\n"
+
+
 def test_a_verb_that_has_such_a_flag_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engines", "--model", "/nowhere", "--engines", "numpy"]) == 1
     assert FLAGS["--model"] not in capsys.readouterr().err
@@ -106,9 +128,12 @@ def test_other_variables_that_only_begin_like_theirs_are_nobodys_business(tmp_pa
 
 
 def test_every_hint_names_flags_and_variables_that_exist() -> None:
-    known = {setting.flag for setting in SETTINGS.values()} | {"--plain"}
+    known = {setting.flag for setting in SETTINGS.values()}
     variables = {setting.variable for setting in SETTINGS.values()}
-    for hint in (*FLAGS.values(), *VARIABLES.values()):
+    run = Parser(prog="exo-mesh run")
+    add_run_arguments(run)
+    known |= set(run._option_string_actions)
+    for hint in (*FLAGS.values(), *VARIABLES.values(), *ASKING_FLAGS.values()):
         words = {word.strip(",:;`.") for word in hint.split()}
         assert {word for word in words if word.startswith("--")} <= known, hint
         assert {word for word in words if word.startswith("EXO_MESH_")} <= variables, hint
@@ -123,6 +148,8 @@ def test_no_variable_that_is_read_counts_as_one_that_changes_nothing() -> None:
 
 
 def test_every_such_name_stands_in_the_documentation() -> None:
+    table = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert all(f"| `{flag}` | {hint} |" in table for flag, hint in ASKING_FLAGS.items())
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert all(f"`{name}`" in page for name in (*FLAGS, *RENAMED))
     assert all(f"`{name}`" in page for name in VARIABLES if not name.endswith(tuple(RENAMED)))

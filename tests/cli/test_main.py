@@ -10,14 +10,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from exo_mesh.base.printable import cells
+from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import module_of
-from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.cli.tables import say, wrapped
+from exo_mesh.cli.parser import Parser, add_node_flags, seconds
+from exo_mesh.cli.tables import fitted, print_table, say, state_text, wrapped
 from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.settings.table import GROUPS, SETTINGS
 from tests.cli.closed_port import closed_port
@@ -175,6 +178,9 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["key", "new", "x" * 41], f'name is "{"x" * 41}"; it must be 1 to 40 printable characters'),
         (["key", "list", "laptop"], 'key list takes no name or id: "laptop" is too much'),
         (["key", "remove"], "key remove needs the ID of a key or a session"),
+        (["run"], "the following arguments are required: MODEL; see exo-mesh run --help"),
+        (["help", "runn"], "no such verb: runn; did you mean run?"),
+        (["log"], "`exo-mesh node log-level` changes how much"),
         (["ps", "extra"], 'unexpected argument "extra"; see exo-mesh ps --help'),
         (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),
         (["--api-port"], "--api-port/--port: expected one argument"),
@@ -196,6 +202,105 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert complaint.startswith("exo-mesh: ")
     assert complaint.count("\n") == 1
     assert message in complaint
+
+
+WIDE = "unusable: its file is cut short: the tensor ends at byte 31866688, the file has only 2000000"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 400])
+def test_a_table_on_a_terminal_has_no_line_that_the_terminal_would_break(width: int) -> None:
+    header = ("MODEL", "SIZE", "FITS")
+    rows = [("alpha-7b", "4.1 GB", "yes, 1 peer"), ("beta", "-", WIDE), ("größe-模型", "1.0 GB", "")]
+    shown = fitted(header, rows, width)
+    assert all(cells(line) <= width for line in shown.splitlines()), shown
+    words = {word for row in rows for cell in row for word in cell.split()} - {"-"}
+    assert words <= set(shown.split()), "no word is broken or lost"
+    assert fitted(header, rows, None) == columns(header, rows) == fitted(header, rows, 400)
+
+
+def test_a_table_without_room_for_its_columns_is_a_block_for_each_row() -> None:
+    header, rows = ("  PEER", "ROLE", "ADDRESS"), [("* a", "full", "10.0.0.1"), ("  b", "-", "nothing known as yet")]
+    assert fitted(header, rows, 25).splitlines() == [
+        "* a", "  ROLE     full", "  ADDRESS  10.0.0.1",
+        "b", "  ADDRESS  nothing known", "           as yet",
+    ]  # fmt: skip
+    assert fitted(("A", ""), [("word " * 4, "")], 12) == "word word word word"
+    assert fitted(header, [], 10).split() == ["PEER", "ROLE", "ADDRESS"]
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_a_table_in_colour_breaks_its_lines_where_a_plain_one_does(no_colour: bool) -> None:
+    from rich.console import Console
+
+    header, rows = ("MODEL", "SIZE", "FITS"), [("alpha-7b", "4.1 GB", state_text("yes")), ("beta", "-", WIDE)]
+    rows.append(("gamma", "1 B", "an-instance-with-a-very-long-name-1"))
+    for width in (30, 50, 60, 200):
+        console = Console(
+            file=io.StringIO(), width=width, force_terminal=True, color_system=None if no_colour else "standard"
+        )
+        print_table(console, header, rows)
+        file = console.file
+        assert isinstance(file, io.StringIO)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
+        assert [line.rstrip() for line in plain.splitlines()] == fitted(header, rows, width).splitlines()
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "5m", ""])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["drain", "--wait"], ["wake", "beta", "--wait"], ["batch", "x.jsonl", "--patience"],
+        ["node", "kill-all", "--dry-run", "--grace"], ["nginx-config", "--every"],
+        ["service", "wait", "127.0.0.1:9", "--for"],
+    ],
+)  # fmt: skip
+def test_a_duration_is_a_number_of_seconds(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv[:-1], f"{argv[-1]}={text}"]) == exit_codes.USAGE
+    assert f'{argv[-1]}: "{text}" is not a number of seconds, such as 30' in capsys.readouterr().err
+
+
+def test_every_duration_of_the_command_line_has_that_type() -> None:
+    for verb in (*VERBS, "complete"):
+        parser = Parser(prog=verb)
+        importlib.import_module(module_of(verb)).add_arguments(parser)
+        for action in parser._actions:
+            settings = action.dest.startswith("setting_")
+            assert settings or action.metavar != "SECONDS" or action.type is seconds, (verb, action.option_strings)
+
+
+def test_help_of_a_verb_may_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["help", "ps"], ["ps", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == exit_codes.OK
+        assert capsys.readouterr().out.startswith("usage: exo-mesh ps ")
+    assert main(["help"]) == exit_codes.OK
+    assert "models:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "parsed"),
+    [
+        ("run", ["m", "--seed", "1", "Why", "me?"], {"model": "m", "prompt": ["Why", "me?"], "seed": 1}),
+        ("run", ["--seed", "1", "m", "--", "-5", "degrees"], {"model": "m", "prompt": ["-5", "degrees"], "seed": 1}),
+        ("node", ["log-level", "--json", "debug"], {"action": "log-level", "level": "debug", "json": True}),
+        ("key", ["new", "--role", "use", "laptop"], {"what": "new", "role": "use", "id": "laptop"}),
+        ("explain", ["--json", "req_1"], {"request": "req_1", "json": True}),
+        ("config", ["mesh", "--json", "log_level=debug"], {"what": "mesh", "changes": ["log_level=debug"]}),
+        (
+            "launch",
+            ["--model", "m", "claude", "--", "-p", "x"],
+            {"agent": "claude", "model": "m", "arguments": ["-p", "x"]},
+        ),
+        ("cache", ["rm", "--json", "k"], {"what": "rm", "which": "k", "json": True}),
+    ],
+)
+def test_flags_may_stand_between_the_arguments_of_a_verb(verb: str, words: list[str], parsed: dict[str, Any]) -> None:
+    module = importlib.import_module(module_of(verb))
+    parser = Parser(prog=f"exo-mesh {verb}")
+    module.add_arguments(parser)
+    args = vars(parser.parse_all(words))
+    assert {name: args[name] for name in parsed} == parsed
 
 
 @pytest.mark.parametrize("verb", ASKING)
@@ -282,7 +387,7 @@ def test_the_help_and_the_documentation_show_the_groups_of_the_settings() -> Non
 
 @pytest.mark.parametrize(
     ("verb", "usage_line"),
-    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT]")],
+    [("serve", "usage: exo-mesh serve [flags]"), ("run", "usage: exo-mesh run [flags] MODEL [PROMPT ...]")],
 )
 def test_the_help_of_a_verb_with_all_settings_begins_with_a_short_line(verb: str, usage_line: str) -> None:
     parser = Parser(prog=f"exo-mesh {verb}")

@@ -9,6 +9,7 @@ import pytest
 
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.main import main
+from exo_mesh.cli.tables import peer_names
 from exo_mesh.domain.reports import StateReport
 from tests.support.reports import reply_of
 
@@ -163,6 +164,22 @@ def test_the_list_of_models_says_in_colour_what_fits(
     colours(monkeypatch)
     shown = said(capsys, "list")
     assert (colour_of("loaded", shown), colour_of("unusable", shown)) == ("green", "red")
+
+
+@pytest.mark.parametrize("verb", ["ps", "status"])
+def test_a_peer_that_is_gone_is_named_where_a_model_still_names_it(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = a_state()
+    state["view"]["instances"][0]["stages"][1]["peer"] = "gamma-0123456789"
+    monkeypatch.setattr(ApiClient, "get", lambda *_: state)
+    assert main([verb, "--api-url", URL]) == 0
+    assert "alpha 0-5 → gamma 6-7" in capsys.readouterr().out
+    state["view"]["peers"][1]["name"] = "gamma"
+    assert peer_names(state) == {
+        "alpha-0123456789": "alpha", "beta-0123456789": "gamma", "gamma-0123456789": "gamma (gamma-01)",
+    }, "a living peer keeps its name"  # fmt: skip
+    assert peer_names({"view": {"peers": []}}) == {}
 
 
 def test_json_has_no_colours_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from exo_mesh.cli.verbs.preview import _WISHES
 from exo_mesh.cli.wording import _FLAGS, in_words_of_flags, names_for, reworded
+from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.peer_names import peer_named
 from exo_mesh.domain.placement import refuse_too_few
 from exo_mesh.domain.ring_candidates import Candidate
 from exo_mesh.errors import InputError, MeshError, TransportError
@@ -48,6 +50,12 @@ def test_a_refusal_names_peers_and_flags() -> None:
         "m was asked to run on at least 9 peers, but 2 can take part: alpha (2.00 GB), beta (2.00 GB); start more "
         "peers with the model on disk, or lower --peers"
     )
+
+
+def test_an_id_in_brackets_behind_its_name_stays() -> None:
+    with pytest.raises(InputError) as raised:
+        peer_named("gamma", [PeerInfo(IDS[0], 1, "alpha", "1", 1, "n", ())])
+    assert said(Client(), raised.value) == 'no peer is called "gamma"; known peers: "alpha" (0a1b2c3d)'
 
 
 def test_an_error_stays_what_it_is_if_there_is_nothing_to_reword_or_nobody_answers() -> None:

@@ -141,14 +141,14 @@ def test_pins_are_taken_as_they_are_in_the_order_of_the_layers() -> None:
 @pytest.mark.parametrize(
     ("pins", "problem"),
     [
-        ((Pin("p0", 0, 16),), "layers 16 to 31 are not pinned"),
+        ((Pin("p0", 0, 16),), "layers 16 to 31 are given to no peer"),
         ((Pin("p0", 0, 16), Pin("p1", 15, 32)), "but layer 16 must come next"),
         ((Pin("p0", 4, 32),), "but layer 0 must come next"),
-        ((Pin("p0", 0, 33),), "but layer 0 must come next"),
-        ((Pin("p0", 0, 16), Pin("p0", 16, 32)), "pinned twice"),
+        ((Pin("p0", 0, 33),), "p0 is given layers 0 to 32, but the last layer is 31"),
+        ((Pin("p0", 0, 16), Pin("p0", 16, 32)), "given layers twice"),
         ((Pin("nobody", 0, 32),), "cannot take part"),
         ((Pin("p0", 0, 17), Pin("p1", 17, 32)), "no stage may begin at layer 17; legal are 0, 4, 8, 16, 24"),
-        ((), "layers 0 to 31 are not pinned"),
+        ((), "layers 0 to 31 are given to no peer"),
     ],
 )
 def test_pins_that_make_no_ring_are_refused(pins: tuple[Pin, ...], problem: str) -> None:

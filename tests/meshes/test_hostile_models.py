@@ -140,4 +140,4 @@ def test_a_path_stands_for_the_listed_model_in_it_and_for_nothing_else(besieged:
     assert besieged.peer.chat("Hello.", model=str(directory), max_tokens=1)["model"] == GOOD
     for path in (besieged.root / "models", besieged.root / "secret", Path("/etc")):
         code, message = besieged.refusal(str(path))
-        assert code == "model_not_found" and "not a model directory" in message, message
+        assert code == "model_not_found" and "is not below a models directory" in message, message

@@ -74,7 +74,7 @@ async def test_layers_named_by_hand_are_refused_by_an_api_peer(tmp_path: Path) -
             await full.instances.create(InstanceSpec(MODEL, min_peers=2))
         with pytest.raises(PlacementError, match="n0 holds no layers"):
             await full.instances.create(InstanceSpec(MODEL, exclude_peers=(full.node_id,)))
-        with pytest.raises(InputError, match=f"{entry.node_id[:8]} is pinned but cannot take part"):
+        with pytest.raises(InputError, match=f"{entry.node_id[:8]} is given layers but cannot take part"):
             await full.instances.create(InstanceSpec(MODEL, pins=(Pin(entry.node_id, 0, 8),)))
 
 

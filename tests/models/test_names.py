@@ -52,6 +52,15 @@ def test_a_name_stands_for_a_model(text: str, name: str, repo: str, revision: st
     assert find_reference(text, KNOWN) == ModelReference(name, repo, revision, quant)
 
 
+@pytest.mark.parametrize(
+    "text", ["tiny.Q4_1.gguf", "tiny:Q4_1", "tiny.Q4_1", "tiny:q4_1", "tiny.Q4_1-00001-of-00002.gguf"]
+)
+@pytest.mark.parametrize("where", ["local", "peers"])
+def test_a_file_can_be_named_as_it_is_called_on_the_disk(text: str, where: str) -> None:
+    assert find_reference(text, KnownNames(**{where: ("tiny.Q4_1", "tiny")})).name == "tiny.Q4_1"
+    assert find_reference("tiny-7b.gguf", KnownNames(local=("tiny-7b.gguf", "tiny-7b"))).name == "tiny-7b.gguf"
+
+
 def test_a_model_that_is_here_wins_over_an_alias_of_a_card() -> None:
     assert find_reference("qwen3", KnownNames(local=("qwen3",), cards=KNOWN.cards)).name == "qwen3"
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from exo_mesh.api.listed import status_of
-from exo_mesh.errors import NotFetchedError, OverloadError, UnknownModelError
+from exo_mesh.errors import FetchError, NotFetchedError, OverloadError, UnknownModelError
 from exo_mesh.models.calls import INTRODUCE, PULL
 from exo_mesh.models.fetches_for_peers import MAX_ASKED
 from exo_mesh.node.node import Node
 from exo_mesh.wire.peer_call import AnyRow
 from exo_mesh.wire.proto import control_pb2 as pb
 from tests.support.checkpoints import TinyModel, write_checkpoint
-from tests.support.hub import LoopbackHub
+from tests.support.hub import LoopbackHub, Refusal
 from tests.support.nodes import Machine, make_node, until
 
 
@@ -72,6 +72,15 @@ async def test_a_model_of_the_hub_is_partial_until_its_files_are_here_and_gone_a
             assert await node.models.delete_card("gpt2") and not node.models.is_reading()
             with pytest.raises(UnknownModelError, match=r'model "gpt-3"; .*at the hub: there is no model'):
                 await node.models.find("gpt-3", may_download=True)
+            meant = r"no peer has the files of HuggingFaceTB/SmolLM2-\S+; at the hub: "
+            with pytest.raises(UnknownModelError, match=meant + "there is no model"):
+                await node.models.find("smollm2", may_download=True)
+            hub.faults.refusals = [Refusal(403, 100)]
+            with pytest.raises(FetchError, match=meant) as away:
+                await node.models.find("smollm2", may_download=True)
+            cause = away.value.__cause__
+            assert isinstance(cause, FetchError)
+            assert (away.value.remedy, away.value.is_final) == (cause.remedy, cause.is_final)
             with pytest.raises(UnknownModelError) as refused:
                 await node.models.find("gpt-3", may_download=False)
             assert not isinstance(refused.value, NotFetchedError), "it is a mistake, and no lack of rights"

@@ -12,8 +12,10 @@ import pytest
 
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.weights.card import read_card
+from exo_mesh.weights.gguf_table import find_first_file, read_headers, shard_names
 from exo_mesh.weights.gguf_views import quantisation_of
 from exo_mesh.weights.model_files import VIEW_FILE, open_model_file
+from exo_mesh.weights.names import suffix_of
 from exo_mesh.weights.store import ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.gguf_bytes import ARRAY, TEXT, U32, RawTensor, gguf_bytes, value
@@ -140,10 +142,40 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, origin: Path) -> None:
     file = gguf_file(origin, tmp_path / "models" / "tiny-Q8_0.gguf", shards=2)
     (tmp_path / "link").symlink_to(tmp_path / "models")
     assert store_of(tmp_path).name_at(tmp_path / "link" / file.name) == "tiny-Q8_0"
-    with pytest.raises(UnknownModelError, match="is not a model directory"):
+    with pytest.raises(UnknownModelError, match="is not below a models directory"):
         store_of(tmp_path).name_at(tmp_path / "models" / "tiny-Q8_0-00002-of-00002.gguf")
     view = model_dir_of(str(file), tmp_path / "made")
     assert read_card(view, "tiny").num_layers == 2 and view.is_relative_to(tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "name"),
+    [
+        ("Downloads/tiny (1).gguf", "tiny-1.gguf", "Downloads"),
+        ("Ma\u0308del gro\u00dfer.gguf", "M\u00e4del-gro\u00dfer.gguf", "M\u00e4del-gro\u00dfer"),
+        ("Meine Modelle/a+b.Q8_0.gguf", "a-b.Q8_0.gguf", "Meine-Modelle-Q8_0"),
+    ],
+)
+def test_a_file_of_any_name_is_a_model_whose_files_peers_can_copy(
+    tmp_path: Path, origin: Path, given: str, file: str, name: str
+) -> None:
+    gguf = gguf_file(origin, tmp_path / "models" / given, shards=2)
+    store = store_of(tmp_path)
+    assert store.name_at(gguf) == name and store.card(name).num_layers == 2
+    first = find_first_file(store.find(name))
+    assert first == file.replace(".gguf", "-00001-of-00002.gguf")
+    for one in shard_names(first):
+        assert suffix_of(one) == "gguf" and read_headers(store.find(name), first)
+
+
+def test_a_path_that_the_node_does_not_look_at_says_what_to_start_it_with(tmp_path: Path) -> None:
+    for path, flag in (
+        (tmp_path / "my models" / "a.gguf", f"--models-dir '{tmp_path}/my models'"),
+        (tmp_path / "folder", f"--models-dir {tmp_path}/folder"),
+    ):
+        with pytest.raises(UnknownModelError) as caught:
+            store_of(tmp_path).name_at(path)
+        assert f"restart that node with {flag};" in str(caught.value)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path, origin: Path) -> None:

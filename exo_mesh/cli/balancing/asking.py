@@ -16,6 +16,7 @@ from exo_mesh.cli.balancing.installing import check, find_nginx, reload, replace
 from exo_mesh.cli.balancing.members import LiveMembers
 from exo_mesh.cli.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.cli.client.api_client import ApiClient
+from exo_mesh.cli.parser import seconds
 from exo_mesh.errors import InputError, MeshError
 
 EVERY_S = 2.0
@@ -28,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write to this file instead of standard output")
     parser.add_argument("--watch", action="store_true", help="keep running, and rewrite the file when the mesh changes")
     parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=EVERY_S, help="pause between two checks of the mesh (2)"
+        "--every", metavar="SECONDS", type=seconds, default=EVERY_S, help="pause between two checks of the mesh (2)"
     )
     parser.add_argument(
         "--reload", metavar="CMD", help="run this command after a change, such as 'systemctl reload nginx'"

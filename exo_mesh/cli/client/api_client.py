@@ -325,9 +325,15 @@ def _parts_of(url: str) -> tuple[urllib.parse.SplitResult, str]:
 
 def base_url(text: str) -> str:
     """The URL below which a node's API is: http:// is added, and a last /v1 is cut off, because other clients
-    want that; see base_path. Raises ConfigError."""
-    parts, _ = _parts_of(text if "//" in text else f"http://{text}")
-    return f"{parts.scheme}://{parts.netloc}{base_path(parts.path)}"
+    want that; see base_path. An address without http:// is completed with the host and port of the default. Raises
+    ConfigError."""
+    usual = urllib.parse.urlsplit(DEFAULT_API_URL)
+    is_whole = "//" in text
+    parts, _ = _parts_of(
+        text if is_whole else f"http://{usual.hostname}{text}" if text[:1] == ":" else f"http://{text}"
+    )
+    port = "" if is_whole or parts.netloc.rpartition("]")[2].count(":") else f":{usual.port}"
+    return f"{parts.scheme}://{parts.netloc}{port}{base_path(parts.path)}"
 
 
 def _port_of(parts: urllib.parse.SplitResult) -> int:

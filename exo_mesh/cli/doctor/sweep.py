@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.base.telemetry.tables import columns, human_bytes
+from exo_mesh.base.telemetry.tables import human_bytes
+from exo_mesh.cli.tables import fitted, line_width
 from exo_mesh.machine.own_processes import OwnProcess, end_processes, own_processes
 
 
@@ -30,7 +31,7 @@ class Sweep(msgspec.Struct, frozen=True):
     def text(self) -> str:
         if not self.found:
             return "no exo-mesh process runs on this machine"
-        return columns(("PID", "KIND", "MEMORY", "HOME", "", ""), [self._row(one) for one in self.found])
+        return fitted(("PID", "KIND", "MEMORY", "HOME", "", ""), [self._row(one) for one in self.found], line_width())
 
     def _row(self, one: OwnProcess) -> list[object]:
         note = "its node has ended" if one.leftover else ""

@@ -21,7 +21,7 @@ import msgspec
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, HttpAnswer
 from exo_mesh.cli.client.batch_file import BatchRequest, ResultFile, check_requests, requests_of
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, seconds
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import DeadlineError, InputError, MeshError, TransportError
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", type=Path, help="results; by default FILE with .results.jsonl")
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at once (8)")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE_S, metavar="SECONDS",
+        "--patience", type=seconds, default=PATIENCE_S, metavar="SECONDS",
         help="how long a request is repeated while the node is overloaded or away (600)",
     )  # fmt: skip
     add_api_flags(parser)

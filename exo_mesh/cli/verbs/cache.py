@@ -13,9 +13,8 @@ import os
 from pathlib import Path
 
 from exo_mesh.base.printable import counted
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import fitted, line_width, print_json
 from exo_mesh.errors import InputError
 from exo_mesh.rings.prefix_disk.folder import StoredFile, stored_files
 from exo_mesh.settings.config import ConfigError
@@ -68,7 +67,7 @@ def describe(files: list[StoredFile], root: Path) -> str:
         pinned = "pinned" if one.pinned else ""
         rows.append((one.key[:12], str(one.tokens), size, f"{used:%Y-%m-%d %H:%M}", pinned, one.stage))
     total = sum(one.num_bytes for one in files)
-    table = columns(["KEY", "TOKENS", "MB", "LAST USED", "PINNED", "STAGE"], rows)
+    table = fitted(["KEY", "TOKENS", "MB", "LAST USED", "PINNED", "STAGE"], rows, line_width())
     return f"{table}\n{counted(len(files), 'file')}, {total / 1e6:.1f} MB, below {root}"
 
 

@@ -11,11 +11,10 @@ import os
 import sys
 
 from exo_mesh.base.printable import quoted
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say, say_table
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, default_settings
 from exo_mesh.settings.loading import load_settings
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     header, rows = ["SETTING", "VALUE"], [[name, text] for name, text in texts.items()]
     if args.origin:
         header, rows = [*header, "ORIGIN"], [[*row, loaded.origins[row[0]]] for row in rows]
-    print(columns(header, rows))
+    say_table(header, rows)
     if args.origin:
         print(f"\nconfig.toml: {loaded.config_file}{'' if loaded.config_file.is_file() else ' (there is none)'}")
     return exit_codes.OK
@@ -68,9 +67,9 @@ def _mesh(args: argparse.Namespace) -> int:
     if args.json:
         print_json(texts)
     elif texts:
-        print(columns(["SETTING", "VALUE"], [list(row) for row in texts.items()]))
+        say_table(["SETTING", "VALUE"], [list(row) for row in texts.items()])
     else:
-        print("the mesh shares no settings: each node uses its own")
+        say("the mesh shares no settings: each node uses its own")
     return exit_codes.OK
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from exo_mesh.base.printable import counted, printable
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, seconds
 from exo_mesh.cli.tables import layers_text, say
 
 _POLL_S = 0.2
@@ -26,7 +26,7 @@ _THEN = "answers that use it then pause until other peers have loaded these laye
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--wait`, `--undo`, `--api-url`."""
-    parser.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait (300)")
+    parser.add_argument("--wait", type=seconds, default=300.0, metavar="SECONDS", help="how long to wait (300)")
     parser.add_argument("--undo", action="store_true", help="accept requests again")
     add_api_flags(parser, json=False)
 
@@ -63,6 +63,7 @@ def _left(drain: Mapping[str, Any]) -> str:
 def staying(state: Mapping[str, Any]) -> list[str]:
     """One line for each range of layers that the node holds, and what happens to it when the node stops."""
     own, lines = state.get("node_id"), []
+    has_others = any(peer["id"] != own for peer in state["view"]["peers"])
     instances = state["view"]["instances"]
     held = [(one, [stage for stage in one.get("stages", ()) if own in _peers(stage)]) for one in instances]
     elsewhere = {one["model"] for one, here in held if not here and one.get("state") == "ready"}
@@ -71,7 +72,9 @@ def staying(state: Mapping[str, Any]) -> list[str]:
             layers = f"{printable(instance['model'])} {layers_text(stage['layers'])}"
             is_alone = len(instance["stages"]) == 1 and not stage.get("group")
             after = "then another peer loads it for the next request" if is_alone else _THEN
-            if instance["model"] in elsewhere:
+            if not has_others:
+                after = "no other peer is there to load it then"
+            elif instance["model"] in elsewhere:
                 after = "new requests use another instance"
             lines.append(f"{layers} stays here until the node stops; {after}")
     return lines

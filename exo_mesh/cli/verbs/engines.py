@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from exo_mesh.base.telemetry.tables import columns, human_bytes
+from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +38,14 @@ def run(args: argparse.Namespace) -> int:
         ]
         for engine in found
     ]
-    print(columns(("  ENGINE", "KIND", "COMPUTE", "VERSION", "RUNS HERE", "WHY"), rows))
+    say_table(("  ENGINE", "KIND", "COMPUTE", "VERSION", "RUNS HERE", "WHY"), rows)
     devices = {(device["kind"], device["name"]): device for engine in found if (device := engine["device"])}
     rows = [
         [device["name"], kind, human_bytes(device["total_bytes"]), human_bytes(device["usable_bytes"]), device["why"]]
         for (kind, _), device in devices.items()
     ]
-    print("\n" + columns(("DEVICE", "KIND", "MEMORY", "USABLE", "WHY"), rows))
+    print()
+    say_table(("DEVICE", "KIND", "MEMORY", "USABLE", "WHY"), rows)
     return exit_codes.OK
 
 

@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 from exo_mesh.base.printable import counted
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import fitted, line_width, print_json
 from exo_mesh.mesh.discovery.static_group import StaticGroup, read_hostfile
 
 
@@ -41,4 +40,4 @@ def table(group: StaticGroup) -> str:
     head = f"{counted(len(rows), 'rank')}, backend {group.backend}{fences}"
     if len(rows) == 1:
         head = "1 host: usable for --peers-file; a tensor group needs 2 hosts"
-    return f"{head}\n{columns(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows)}"
+    return f"{head}\n{fitted(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows, line_width())}"

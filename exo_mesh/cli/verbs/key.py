@@ -15,11 +15,10 @@ import os
 import sys
 
 from exo_mesh.base.printable import quoted
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say_table
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.local_token import read_token
@@ -92,7 +91,7 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(columns(["ID", "NAME", "ROLE", "CREATED"], [list(row.values()) for row in rows]))
+        say_table(["ID", "NAME", "ROLE", "CREATED"], [list(row.values()) for row in rows])
     return exit_codes.OK
 
 

@@ -20,8 +20,8 @@ from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.doctor.sweep import sweep
-from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.parser import add_api_flags, seconds
+from exo_mesh.cli.tables import print_json, say
 from exo_mesh.settings.config import ConfigError, home_of
 
 SLEEP = ("sleep", "awake")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--peer", metavar="NAME", help="name or id of the node; by default the node called")
     parser.add_argument(
-        "--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: time before SIGKILL (10)"
+        "--grace", type=seconds, default=10.0, metavar="SECONDS", help="kill-all: time before SIGKILL (10)"
     )
     parser.add_argument("--dry-run", action="store_true", help="kill-all: list what would be ended, end nothing")
     add_api_flags(parser)
@@ -79,7 +79,7 @@ def _sleep(client: ApiClient, args: argparse.Namespace) -> int:
     answer = client.post(f"/admin/{args.action}", {})
     peers = counted(answer["told"], "peer")
     text = "awake" if args.action == "awake" else f"notified {peers} that this machine goes to sleep"
-    print_json(answer) if args.json else print(text)
+    print_json(answer) if args.json else say(text)
     return exit_codes.OK
 
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_mesh.base.printable import counted, quoted
-from exo_mesh.base.telemetry.tables import columns, human_bytes
+from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.tables import layers_text, peer_names, print_json, say
+from exo_mesh.cli.parser import add_api_flags, api_words, model_argument
+from exo_mesh.cli.tables import fitted, layers_text, line_width, peer_names, print_json, say
 from exo_mesh.cli.wording import in_words_of_flags, names_for, reworded
 from exo_mesh.errors import InputError
 
@@ -48,7 +48,9 @@ _FIELDS = {"group": "groups", "exclude": "exclude_peers"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, the wishes, `--api-url`, `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    parser.add_argument(
+        "model", metavar="MODEL", type=model_argument, help="hub id, or a name that exo-mesh list shows"
+    )
     parser.add_argument("--peers", "--min-peers", type=peer_count, metavar="N", help="only plans of at least N peers")
     add_wish_flags(parser)
     add_api_flags(parser)
@@ -181,7 +183,7 @@ def describe(entry: dict[str, Any], number: int = 0) -> str:
         for stage in entry["stages"]
     ]
     note = f"\n  {entry['note']}" if entry.get("note") else ""
-    return f"{head}\n{columns(_HEADER, rows)}{note}"
+    return f"{head}\n{fitted(_HEADER, rows, line_width())}{note}"
 
 
 def _others(stage: dict[str, Any]) -> str:

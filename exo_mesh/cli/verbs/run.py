@@ -20,8 +20,8 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
-from exo_mesh.cli.model_paths import model_name, models_dir_for
-from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
+from exo_mesh.cli.model_paths import models_dir_for, path_hint
+from exo_mesh.cli.parser import add_api_flags, add_node_flags, model_argument, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.terminal import piped_text
 from exo_mesh.cli.verbs.chat.answer import ChatAnswer
@@ -32,7 +32,7 @@ from exo_mesh.cli.verbs.chat.history import QuestionHistory
 from exo_mesh.cli.verbs.chat.lines import LineReader
 from exo_mesh.cli.verbs.chat.loop import Chat, answer_sink, report
 from exo_mesh.cli.verbs.chat.sinks import SilentSink
-from exo_mesh.errors import InputError
+from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.settings.config import Settings
 from exo_mesh.settings.loading import load_settings
 from exo_mesh.settings.table import SETTINGS
@@ -44,8 +44,16 @@ _FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, PROMPT, sampling, output, and the settings for a node that the command starts."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; by default piped standard input")
+    parser.add_argument(
+        "model", metavar="MODEL", type=model_argument, help="hub id, directory or alias, such as exo-mesh-demo"
+    )
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="*",
+        default=[],
+        help="the question, in quotes or not; by default piped standard input",
+    )
     parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the most likely token")
@@ -61,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one answer, or runs a conversation."""
-    prompt = args.prompt if args.prompt is not None else args.prompt_flag
-    if args.prompt is not None and args.prompt_flag is not None:
+    prompt = " ".join(args.prompt) if args.prompt else args.prompt_flag
+    if args.prompt and args.prompt_flag is not None:
         raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
     if prompt is None and not sys.stdin.isatty():
         prompt = piped_text().strip()
@@ -70,12 +78,15 @@ def run(args: argparse.Namespace) -> int:
             raise InputError("the prompt on standard input is empty", param="prompt")
     if prompt is None and args.json:
         raise InputError("--json needs a prompt", param="prompt")
-    args.model = model_name(args.model)
-    with _node(args, "this conversation" if prompt is None else "this question") as client:
-        members = MeshNodes(client)
-        if prompt is not None:
-            return _answer_once(members, args, prompt)
-        return _converse(members, args, _home_of(args))
+    try:
+        with _node(args, "this conversation" if prompt is None else "this question") as client:
+            members = MeshNodes(client)
+            if prompt is not None:
+                return _answer_once(members, args, prompt)
+            return _converse(members, args, _home_of(args))
+    except UnknownModelError as exc:
+        exc.args = (f"{exc}{path_hint(args.model)}",)
+        raise
 
 
 def _home_of(args: argparse.Namespace) -> Path:

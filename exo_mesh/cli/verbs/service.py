@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import seconds
 from exo_mesh.cli.services.applying import Installation, ServiceCommandError
 from exo_mesh.cli.services.applying import run as run_command
 from exo_mesh.cli.services.plan import ServicePlan
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "wait":
             part.add_argument("address", metavar="HOST:PORT", help="the port to wait for")
             part.add_argument(
-                "--for", dest="for_s", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)"
+                "--for", dest="for_s", type=seconds, default=30.0, metavar="SECONDS", help="how long to wait (30)"
             )
             continue
         _add_place(part)

@@ -38,17 +38,17 @@ def run(args: argparse.Namespace) -> int:
 def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
     """Prints what `GET /state` of the node at `url` answered, for people."""
     health, names = state["health"], peer_names(dict(state))
-    console.print(f"{url}: ", state_text(health["status"].replace("_", " ")), sep="", soft_wrap=True)
+    console.print(f"{url}: ", state_text(health["status"].replace("_", " ")), sep="", soft_wrap=not console.is_terminal)
     _print_reasons(console, health["reasons"])
     has_roles = any(peer["role"] != "full" for peer in state["view"]["peers"])
     shown = len(_PEER_HEADER) if has_roles else len(_PEER_HEADER) - 1
     print_table(console, _PEER_HEADER[:shown], [row[:shown] for row in _peer_rows(state, names)])
     for peer in state["view"]["peers"]:
         for line in _server_lines(peer):
-            console.print(line, soft_wrap=True)
+            console.print(line, soft_wrap=not console.is_terminal)
     for peer in health["peer_health"]:
         if peer["id"] != state["node_id"] and peer["reasons"]:
-            console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=True)
+            console.print(f"{names.get(peer['id'], printable(peer['name']))}:", soft_wrap=not console.is_terminal)
             _print_reasons(console, peer["reasons"])
     instances, details = state["view"]["instances"], {one["id"]: one for one in health["instance_health"]}
     if not instances:
@@ -58,7 +58,7 @@ def print_status(console: Console, url: str, state: Mapping[str, Any]) -> None:
     print_table(console, ("MODEL", "STATE", "PEERS AND LAYERS", "INSTANCE"), rows)
     for instance in instances:
         if reasons := details.get(instance["id"], {}).get("reasons", ()):
-            console.print(f"{printable(instance['id'])}:", soft_wrap=True)
+            console.print(f"{printable(instance['id'])}:", soft_wrap=not console.is_terminal)
             _print_reasons(console, reasons)
 
 
@@ -77,9 +77,9 @@ def _print_reasons(console: Console, reasons: Iterable[Mapping[str, str]]) -> No
     """Prints each problem, and its remedy below it."""
     for reason in reasons:
         word = state_text("note" if reason["level"] == "ok" else reason["level"])
-        console.print("  ", word, f": {printable(reason['message'])}", sep="", soft_wrap=True)
+        console.print("  ", word, f": {printable(reason['message'])}", sep="", soft_wrap=not console.is_terminal)
         if reason["remedy"]:
-            console.print(f"    -> {printable(reason['remedy'])}", soft_wrap=True)
+            console.print(f"    -> {printable(reason['remedy'])}", soft_wrap=not console.is_terminal)
 
 
 def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[object]]:
@@ -94,9 +94,10 @@ def _peer_rows(state: Mapping[str, Any], names: Mapping[str, str]) -> list[list[
         memory = ["unknown" if one is None else human_bytes(one) for one in figures]
         health = state_text("draining" if reading.get("draining") else levels.get(peer["id"], "ok"))
         rows.append([f"{names[peer['id']]}{here}", health, engine, *memory, peer["id"][:8], peer["role"]])
+    live = {peer["id"] for peer in state["view"]["peers"]}
     for gone in state["health"]["peer_health"]:
-        if gone["id"] not in names:
+        if gone["id"] not in live:
             asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
             health = state_text("asleep" if asleep else gone["level"])
-            rows.append([gone["name"], health, "", "", "", gone["id"][:8], ""])
+            rows.append([names[gone["id"]], health, "", "", "", gone["id"][:8], ""])
     return rows

@@ -7,7 +7,7 @@ import urllib.parse
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, model_argument
 from exo_mesh.cli.verbs.models.facts import model_path
 from exo_mesh.errors import InputError, MeshError
 
@@ -16,7 +16,9 @@ _DEADLINE_S = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--api-url`."""
-    parser.add_argument("instance", metavar="INSTANCE", help="name of a model, or the id of an instance")
+    parser.add_argument(
+        "instance", metavar="INSTANCE", type=model_argument, help="name of a model, or the id of an instance"
+    )
     add_api_flags(parser, json=False)
 
 

@@ -11,7 +11,7 @@ import urllib.parse
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, seconds
 from exo_mesh.cli.tables import say
 
 _POLL_S = 0.5
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds PEER, `--wait`, `--api-url`."""
     parser.add_argument("peer", metavar="PEER", help="name or id of the peer")
     text = "how long to wait until the peer is in the mesh again (60); 0 = do not wait"
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=text)
+    parser.add_argument("--wait", type=seconds, default=60.0, metavar="SECONDS", help=text)
     add_api_flags(parser, json=False)
 
 

@@ -127,10 +127,18 @@ class Planner:
         around = Surroundings(hop_s=self._hops(), even=is_even, on_disk=self._pool.on_disk(card))
         facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
         while True:
-            plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)
-            unseen = [engine for engine in plan.engines if engine not in around.cards]
+            try:
+                plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)
+            except PlacementError:
+                unseen = _pinned_engines(spec, candidates) - around.cards.keys()
+                if not unseen:
+                    raise
+                # By the size of its files only: the engine may hold the model in more or fewer bytes.
+                around, candidates = await self._look(card, candidates, sorted(unseen), around)
+                continue
+            unseen = set(plan.engines) - around.cards.keys()
             if unseen:
-                around, candidates = await self._look(card, candidates, unseen, around)
+                around, candidates = await self._look(card, candidates, sorted(unseen), around)
                 continue
             if len(plan.engines) == 1:
                 return plan
@@ -286,6 +294,12 @@ def _pinned(
         return solve_pinned(card, grouped, pins, context_limit=context, **shared)
 
     return most_context(card, pinned) if context_limit is None else pinned(min(context_limit, card.context_length))
+
+
+def _pinned_engines(spec: InstanceSpec, candidates: Sequence[Candidate]) -> set[str]:
+    """The engines that would hold the layers that the spec pins; none if it pins no layers."""
+    usual = {candidate.peer_id: candidate.engine for candidate in candidates}
+    return {engine for pin in spec.pins if (engine := pin.engine or usual.get(pin.peer_id))}
 
 
 def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:

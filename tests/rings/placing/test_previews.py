@@ -14,6 +14,7 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.rings.placing.previews import with_peer_ids
 from exo_mesh.rings.placing.spec import InstanceSpec
+from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.nodes import GB, MODEL, instances, mesh, until
 
 
@@ -43,6 +44,20 @@ async def test_a_preview_can_be_placed_as_it_was_shown(tmp_path: Path) -> None:
         assert placed.policy == "pinned" and placed == await nodes[2].instances.create(
             InstanceSpec(MODEL, pins=tuple(pins))
         )
+
+
+async def test_a_preview_for_an_engine_that_holds_other_bytes_than_the_files_can_be_placed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "models" / "tiny", TinyModel(layers=2, dtype="bfloat16"))
+    async with mesh(tmp_path, 1, engine="numpy", models_dirs=(tmp_path / "models",)) as (node,):
+        (shown,) = await node.instances.previews(InstanceSpec("tiny"))
+        card = await node._models.catalogue.card("tiny")
+        assert shown["stages"][0]["weights_bytes"] > 1.5 * card.shard_bytes(0, 2), "NumPy computes in float32"
+        pins = tuple(Pin(s["peer"], *s["layers"], s["engine"], s["reserve_bytes"]) for s in shown["stages"])
+        stale = (replace(pins[0], reserve_bytes=card.shard_bytes(0, 2)),)
+        with pytest.raises(PlacementError, match="memory has changed since the preview"):
+            await node.instances.create(InstanceSpec("tiny", pins=stale))
+        placed = await node.instances.create(InstanceSpec("tiny", pins=pins))
+        assert placed.stages[0].reserve_bytes == shown["stages"][0]["reserve_bytes"]
 
 
 async def test_layers_can_be_pinned_by_the_names_of_peers(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient, NoNodeError
 from exo_mesh.cli.parser import Parser, add_api_flags
-from exo_mesh.cli.tables import complain, say
+from exo_mesh.cli.tables import complain, fitted, line_width, say
 from exo_mesh.cli.verbs.launch.agents import AGENTS, Agent, AgentSetup, LaunchTarget
 from exo_mesh.cli.verbs.launch.mesh_access import LaunchModel, find_launch_model, revoke_key, take_key
 from exo_mesh.cli.verbs.launch.running import run_agent, unwinding
@@ -166,7 +165,7 @@ def _listed() -> str:
         [agent.name, agent.title, "yes" if shutil.which(agent.program) else "no", agent.install]
         for agent in AGENTS.values()
     ]
-    return columns(["AGENT", "NAME", "INSTALLED", "INSTALL WITH"], rows)
+    return fitted(["AGENT", "NAME", "INSTALLED", "INSTALL WITH"], rows, line_width())
 
 
 def _shown(agent: Agent, client: ApiClient, model: LaunchModel, arguments: list[str]) -> str:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exo_mesh.base.printable import counted, printable, quoted
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
-from exo_mesh.cli.parser import add_api_flags, api_words
-from exo_mesh.cli.tables import layers_text, peer_names, print_json
+from exo_mesh.cli.parser import add_api_flags, api_words, model_argument
+from exo_mesh.cli.tables import fitted, layers_text, line_width, peer_names, print_json, say
 from exo_mesh.cli.verbs.models.waiting import WaitingScreen
 from exo_mesh.cli.verbs.preview import (
     add_wish_flags,
@@ -50,7 +49,9 @@ class _Peer(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--plan`, `--peers`, `--on`, `--layers`, `--policy`, the wishes of `preview`, `--api-url`,
     `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    parser.add_argument(
+        "model", metavar="MODEL", type=model_argument, help="hub id, or a name that exo-mesh list shows"
+    )
     parser.add_argument("--plan", type=int, metavar="N", help="the plan with this number in exo-mesh preview MODEL now")
     parser.add_argument(
         "--peers", "--min-peers", type=peer_count, metavar="N", help="at least this many peers; the mesh chooses them"
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(instance)
         return exit_codes.OK
-    print(loaded_text(instance, peer_names(client.get("/state")), time.monotonic() - began))
+    say(loaded_text(instance, peer_names(client.get("/state")), time.monotonic() - began))
     return exit_codes.OK
 
 
@@ -107,7 +108,7 @@ def loaded_text(instance: Mapping[str, Any], names: Mapping[str, str], took_s: f
     head = f"{printable(instance['model'])} is ready on {counted(peers, 'peer')} after {took_s:.1f} s"
     head += f": context {instance['context_limit']} tokens, instance {instance['id']}"
     note = f"\n  {printable(instance['reason'])}" if instance.get("reason") else ""
-    return f"{head}\n{columns(('  PEER', 'LAYERS', 'ENGINE'), rows)}{note}"
+    return f"{head}\n{fitted(('  PEER', 'LAYERS', 'ENGINE'), rows, line_width())}{note}"
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:

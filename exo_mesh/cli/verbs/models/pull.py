@@ -18,7 +18,7 @@ from typing import Any
 from exo_mesh.base.printable import printable
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags, api_words
+from exo_mesh.cli.parser import add_api_flags, api_words, model_argument
 from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.verbs.models import facts
 from exo_mesh.cli.verbs.models.bars import Bars
@@ -35,7 +35,12 @@ _GONE_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, `--whole`, `--api-url`, `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id: Qwen/Qwen3-0.6B, ID@REVISION, or ID:Q4_K_M for GGUF")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=model_argument,
+        help="hub id: Qwen/Qwen3-0.6B, ID@REVISION, or ID:Q4_K_M for GGUF",
+    )
     parser.add_argument(
         "--peers", metavar="PEERS", help="download to these peers only: names or ids, separated by commas"
     )

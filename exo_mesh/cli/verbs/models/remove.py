@@ -11,7 +11,7 @@ import urllib.parse
 from exo_mesh.base.telemetry.tables import human_bytes
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.parser import add_api_flags, model_argument
 from exo_mesh.cli.tables import peer_names, print_json
 from exo_mesh.cli.verbs.models import facts
 
@@ -20,7 +20,7 @@ _DEADLINE_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--peers`, `--api-url`, `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="a name that exo-mesh list shows")
+    parser.add_argument("model", metavar="MODEL", type=model_argument, help="a name that exo-mesh list shows")
     parser.add_argument("--peers", metavar="PEERS", help="names or ids of peers, separated by commas (all)")
     add_api_flags(parser)
 

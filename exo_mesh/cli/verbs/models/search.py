@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 
-from exo_mesh.base.telemetry.tables import columns
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.tables import print_json, say_table
 from exo_mesh.cli.verbs.models import facts
 
 _DEADLINE_S = 60.0
@@ -42,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
         ]
         for model in found
     ]
-    print(columns(("MODEL", "SIZE", "DOWNLOADS", "LIKES", "ACCESS", "FITS"), rows))
+    say_table(("MODEL", "SIZE", "DOWNLOADS", "LIKES", "ACCESS", "FITS"), rows)
     return exit_codes.OK

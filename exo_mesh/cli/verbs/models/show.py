@@ -13,8 +13,8 @@ from typing import Any
 from exo_mesh.base.printable import counted
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.cli.parser import add_api_flags, model_argument
+from exo_mesh.cli.tables import peer_names, print_json, ring_line, say
 from exo_mesh.cli.verbs.models import facts
 from exo_mesh.errors import MeshError
 
@@ -24,7 +24,9 @@ _DEADLINE_S = 150.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--api-url`, `--json`."""
-    parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    parser.add_argument(
+        "model", metavar="MODEL", type=model_argument, help="hub id, or a name that exo-mesh list shows"
+    )
     add_api_flags(parser)
 
 
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK
     print(model["id"])
     for label, text in _lines(model, client.get("/state"), client.get("/v1/download/progress")["data"]):
-        print(f"  {label.ljust(11)}{text}")
+        say(f"  {label.ljust(11)}{text}", hanging=13)
     return exit_codes.OK
 
 
