@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
 from exo_mesh.wire.call_access import Rule
@@ -76,8 +77,7 @@ class PeerUpload(CallRow[Q, R]):
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswer(Generic[Q, R]):
+class CallAnswer(msgspec.Struct, Generic[Q, R], frozen=True):
     """The answer of a node to a call with one reply. function: gets the request and gRPC's name of the caller, "" for
     this node itself; a MeshError that it raises reaches the caller as the same error."""
 
@@ -85,16 +85,14 @@ class CallAnswer(Generic[Q, R]):
     function: Callable[[Q, str], Awaitable[R]]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamAnswer(Generic[Q, R]):
+class StreamAnswer(msgspec.Struct, Generic[Q, R], frozen=True):
     """The answer of a node to a stream. function: yields the messages; a MeshError ends the stream with that error."""
 
     row: PeerStream[Q, R]
     function: Callable[[Q], AsyncGenerator[R, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class UploadAnswer(Generic[Q, R]):
+class UploadAnswer(msgspec.Struct, Generic[Q, R], frozen=True):
     """The answer of a node to an upload. function: gets the messages of the request."""
 
     row: PeerUpload[Q, R]

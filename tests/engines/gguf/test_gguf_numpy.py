@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from exo_mesh_numpy.survey import open_model
 from exo_mesh_numpy.weights import StageWeights, load_weights
+from msgspec.structs import asdict
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import ModelError
@@ -43,12 +43,11 @@ def loaded(directory: Path, start: int = 0, stop: int = 3) -> StageWeights:
 def arrays(weights: StageWeights) -> dict[str, np.ndarray]:
     found = {"embedding": weights.embedding, "norm": weights.norm, "head": weights.head}
     for index, layer in enumerate(weights.layers):
-        for one in fields(layer):
-            value = getattr(layer, one.name)
+        for name, value in asdict(layer).items():
             if isinstance(value, np.ndarray):
-                found[f"{index}.{one.name}"] = value
+                found[f"{index}.{name}"] = value
             elif hasattr(value, "weight"):
-                found |= {f"{index}.{one.name}": value.weight, f"{index}.{one.name}.bias": value.bias}
+                found |= {f"{index}.{name}": value.weight, f"{index}.{name}.bias": value.bias}
     return {name: value for name, value in found.items() if value is not None}
 
 
