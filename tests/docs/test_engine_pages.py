@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 from exo_mesh_dummy.options import DummyOptions
@@ -29,10 +28,10 @@ def test_every_engine_of_this_repository_has_a_page() -> None:
 
 
 def test_the_options_on_each_page_are_those_of_the_code() -> None:
-    assert documented_options("mlx") == {field.name for field in fields(MlxOptions)}
+    assert documented_options("mlx") == {*MlxOptions.__struct_fields__}
     assert documented_options("torch") == set(TORCH_OPTIONS)
-    assert documented_options("numpy") == {field.name for field in fields(NumpyOptions)}
+    assert documented_options("numpy") == {*NumpyOptions.__struct_fields__}
     assert documented_options("llamacpp") == set(LLAMACPP_OPTIONS)
-    assert documented_options("rkllm") == {field.name for field in fields(RkllmOptions)}
-    assert documented_options("dummy") == {field.name for field in fields(DummyOptions)}
+    assert documented_options("rkllm") == {*RkllmOptions.__struct_fields__}
+    assert documented_options("dummy") == {*DummyOptions.__struct_fields__}
     assert documented_options("openai") == set(OPENAI_OPTIONS)

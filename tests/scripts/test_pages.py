@@ -52,7 +52,7 @@ def commands(page: str) -> list[list[str]]:
 def test_every_command_of_a_page_has_a_verb_and_flags_that_exist(page: str) -> None:
     for words in commands(page):
         verb, *rest = words if words and not words[0].startswith("-") else ["serve", *words]
-        if verb == "VERB":
+        if verb in ("VERB", "help"):
             continue
         assert verb in VERBS, words
         parser = Parser(prog=verb)
