@@ -279,11 +279,11 @@ class Pools:
         return pool
 
     def _widen(self, pool: Pool) -> None:
-        """Make a pool again with half as many slots more."""
+        """Make a pool again with twice the slots: each time, a new chat waits 50 to 100 ms for the copies."""
         if pool.context.slots >= MAX_SLOTS:
             raise EngineError(f"more than {MAX_SLOTS} sequences of up to {pool.cells} positions")
         slots = pool.context.slots
-        larger = self._make(min(MAX_SLOTS, slots + max(1, slots // 2)), pool.cells)
+        larger = self._make(min(MAX_SLOTS, 2 * slots), pool.cells)
         for held in self._in(pool):
             slot = held.place[1] if held.place else 0
             if (state := _state_in(pool, slot)) is not None and not larger.restore(slot, state):
