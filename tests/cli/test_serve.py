@@ -238,7 +238,7 @@ def test_run_serves_a_directory_by_a_node_of_its_own(tmp_path: Path) -> None:
     asked = run(["run", str(model), "Hello.", *flags], tmp_path / "home")
     assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
     absent = run(["run", str(tmp_path / "absent"), "Hello.", *flags], tmp_path / "home")
-    assert absent.returncode == exit_codes.FAILED and "no config.json" in absent.stderr
+    assert absent.returncode == exit_codes.FAILED and "absent does not exist" in absent.stderr
 
 
 @pytest.mark.extended

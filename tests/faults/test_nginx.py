@@ -83,7 +83,9 @@ def test_every_proxy_passes_the_chunks_of_real_nodes_on_one_by_one(meshes: Meshe
             stream.await_end()
         assert stream.is_right, f"{kind}: {stream.message}"
         gaps = [after - before for (before, _), (after, _) in pairwise(stream.pieces)]
-        assert sum(gap > HOP_S / 2 for gap in gaps) > 0.8 * len(gaps), f"{kind}: a lap of the ring between two chunks"
+        assert sum(gap > HOP_S / 2 for gap in gaps) > 0.4 * len(gaps), (
+            f"{kind}: at most two at a time, as they are sent"
+        )
         print(f"measured: {kind}: {len(stream.pieces)} chunks, {sum(gaps):.2f} s, longest gap {max(gaps):.3f} s")
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.request import (
@@ -67,12 +68,15 @@ async def ring(tmp_path: Path, **settings: Any) -> AsyncIterator[Ring]:
 
 def choices(count: int = 4) -> list[GenerateRequest]:
     request = a_request("r", NUM_TOKENS, PROMPT)
-    return fan_out(replace(request, sampling=replace(request.sampling, temperature=1.0, seed=11)), count)
+    return fan_out(dataclasses.replace(request, sampling=replace(request.sampling, temperature=1.0, seed=11)), count)
 
 
 async def test_four_answers_cost_one_prefill_and_are_those_of_four_requests(tmp_path: Path) -> None:
     async with ring(tmp_path) as here:
-        alone = [await tokens(here.nodes[0], replace(one, request_id=f"alone-{one.request_id}")) for one in choices()]
+        alone = [
+            await tokens(here.nodes[0], dataclasses.replace(one, request_id=f"alone-{one.request_id}"))
+            for one in choices()
+        ]
         assert len(set(map(tuple, alone))) == 4
         assert here.counted("prefill_shared_tokens_total") == 0
         assert await asyncio.gather(*(tokens(here.nodes[0], one) for one in choices())) == alone
@@ -109,7 +113,9 @@ async def scores(node: Node, on_first: Callable[[], object] = lambda: None) -> l
     """What a request that draws nothing is told of LONG; checks that it ends well."""
     entries: list[PromptLogprob] = []
     last: RequestEvent | None = None
-    async with aclosing(node.requests.generate(MODEL, replace(a_request("s", 0, LONG), prompt_logprobs=3))) as items:
+    async with aclosing(
+        node.requests.generate(MODEL, dataclasses.replace(a_request("s", 0, LONG), prompt_logprobs=3))
+    ) as items:
         async for last in items:
             if isinstance(last, PromptLogprobs):
                 if not entries:

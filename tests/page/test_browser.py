@@ -154,7 +154,7 @@ async def test_a_page_without_a_session_says_which_node_has_gone_and_which_one_n
 
     with local_mesh(2, [*SLOW[:2], *secret_flags(tmp_path)], "closed", api_port=0) as mesh:
         mesh.wait_until_joined()
-        key = key_of(Path(mesh.ready[1]["home"]))
+        key = key_of(Path(mesh.children[1].ready["home"]))
         async with page_at(*mesh.api_urls) as page:
             await page.route("**/v1/session", lambda route: route.fulfill(status=404, json={}))  # an older node
             await page.get_by_label("API key").fill(mesh.client().local_token())
@@ -172,7 +172,7 @@ async def test_a_closed_mesh_asks_for_a_key_and_says_what_it_may_do(tmp_path: Pa
 
     with local_mesh(2, [*SLOW[:2], *secret_flags(tmp_path)], "closed", api_port=0) as mesh:
         mesh.wait_until_joined()
-        key = key_of(Path(mesh.ready[0]["home"]))
+        key = key_of(Path(mesh.children[0].ready["home"]))
         async with page_at(*mesh.api_urls) as page:
             prompt = page.get_by_label("API key")
             await prompt.fill("xm-wrong")

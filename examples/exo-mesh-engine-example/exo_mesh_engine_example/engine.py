@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor
