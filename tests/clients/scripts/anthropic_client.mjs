@@ -42,7 +42,7 @@ const seen = {
   call: [call.name, call.input, called.stop_reason],
   answer: wordsOf(answer),
   thinking: thought.content.map((block) => block.type),
-  counted: counted.input_tokens === whole.usage.input_tokens,
+  counted: counted.input_tokens === whole.usage.input_tokens + (whole.usage.cache_read_input_tokens ?? 0),
   error: [refused.constructor.name, refused.error.error.type, refused.requestID === refused.error.request_id],
   models: models.includes(model),
 };

@@ -73,17 +73,22 @@ def error_of(**fields):
     return None
 
 
+def sizes(usage):
+    """Tokens of the prompt, of which an earlier request may have left a part in the cache, and of the answer."""
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0), usage.output_tokens
+
+
 seen = {}
 whole = validated(Message, client.messages.with_raw_response.create(**count).text())
 seen["chat"] = [whole.content[0].text, whole.stop_reason]
 with client.messages.stream(**count) as stream:
     text = "".join(stream.text_stream)
-    seen["streamed"] = [text, stream.get_final_message().usage == whole.usage]
+    seen["streamed"] = [text, sizes(stream.get_final_message().usage) == sizes(whole.usage)]
 seen["events"] = raw_events(**count)
 stopped = client.messages.create(stop_sequences=["10"], **count)
 seen["stopped"] = [stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence]
 counted = client.messages.with_raw_response.count_tokens(model=model, messages=count["messages"])
-seen["counted"] = validated(MessageTokensCount, counted.text()).input_tokens == whole.usage.input_tokens
+seen["counted"] = validated(MessageTokensCount, counted.text()).input_tokens == sizes(whole.usage)[0]
 
 with client.messages.stream(tool_choice={"type": "any"}, **weather) as stream:
     called = stream.get_final_message()

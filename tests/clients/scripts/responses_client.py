@@ -72,7 +72,7 @@ whole = validated(**count)
 seen["chat"] = [whole.output_text, whole.status]
 with client.responses.stream(**count) as stream:
     text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-    seen["streamed"] = [text, stream.get_final_response().usage == whole.usage]
+    seen["streamed"] = [text, stream.get_final_response().usage.total_tokens == whole.usage.total_tokens]
 seen["events"] = raw_events(**count)
 seen["cut"] = (cut := validated(**{**count, "max_output_tokens": 3})).status, cut.incomplete_details.reason
 
