@@ -102,7 +102,7 @@ def slices(text: str, first: int = 0) -> Iterator[str]:
 
 
 def first_wrong_byte(body: bytes | bytearray) -> int | None:
-    """Where the body stops to be UTF-8; None if all of it is."""
+    """The place of the first byte that is not UTF-8; None if the whole body is."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(body), SLICE):
         held = len(decoder.getstate()[0])  # the beginning of a character that the slice before cut

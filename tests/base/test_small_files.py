@@ -1,4 +1,4 @@
-"""Files that people write for a node: links to nothing, pipes and folders are told from missing files."""
+"""A link to nothing, a silent pipe or a folder does not count as a missing file."""
 
 from __future__ import annotations
 

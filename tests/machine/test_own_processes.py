@@ -51,7 +51,7 @@ def test_a_flag_names_the_home_before_the_environment_and_the_default() -> None:
     [
         ({"HOME": "/home/alice"}, {"HOME": "/home/alice"}, "/home/alice/.local/share/exo-mesh"),
         ({"HOME": "/home/bob"}, {"HOME": "/home/alice"}, "/home/bob/.local/share/exo-mesh"),
-        ({"HOME": "/root/"}, {"HOME": "/home/alice"}, "/root/.local/share/exo-mesh"),
+        ({"HOME": "/srv/carol/"}, {"HOME": "/home/alice"}, "/srv/carol/.local/share/exo-mesh"),
         ({"HOME": "/home/bob", "XDG_DATA_HOME": "/data"}, {"HOME": "/home/alice"}, "/data/exo-mesh"),
         ({"HOME": "/home/bob"}, {"HOME": "/home/alice", "XDG_DATA_HOME": "/home/alice/.local/share"}, ""),
         ({}, {"HOME": "/home/alice"}, ""),
@@ -67,8 +67,8 @@ def test_the_peers_of_a_demo_have_homes_of_their_own() -> None:
     here = {"HOME": "/h"}
     assert home_of(["/v/bin/python", "/v/bin/exo-mesh", "demo"], here, here, "/h/.local/share/exo-mesh") == ""
     assert home_of(["exo-mesh", "--name", "demo"], here, here, "/h/usual") == "/h/usual"
-    words = ["python", "-m", "exo_mesh.cli.main", "serve", "--home", "/tmp/demo/peer-1"]
-    assert home_of(words, here, here, "/usual") == "/tmp/demo/peer-1"
+    words = ["python", "-m", "exo_mesh.cli.main", "serve", "--home", "/of/demo/peer-1"]
+    assert home_of(words, here, here, "/usual") == "/of/demo/peer-1"
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_and_a_pid_that_is_gone_has_ended(tmp_path: Path) -> None:
