@@ -102,10 +102,10 @@ def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str], now: fl
 
 def goodput_text(link: Mapping[str, Any], now: float | None = None) -> str:
     """`88 MB/s, 3 min ago`: a short transfer on a busy machine says little, so its age belongs to it."""
-    if link["mb_per_s"] is None:
+    goodput, at = link.get("mb_per_s"), link.get("mb_per_s_at")  # a merge patch leaves out what is null
+    if goodput is None:
         return "?"
-    at = link.get("mb_per_s_at")
-    return f"{link['mb_per_s']:.0f} MB/s" + ("" if at is None or now is None else f", {ago(at, now)}")
+    return f"{goodput:.0f} MB/s" + ("" if at is None or now is None else f", {ago(at, now)}")
 
 
 def _cables(cables: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.text import Text
 
@@ -24,6 +25,7 @@ from exo_mesh.cli.verbs.top.keys import named
 from exo_mesh.cli.verbs.top.live_data import MAX_CURVE, LiveData, patched
 from exo_mesh.cli.verbs.top.screen import Look, drawn, shares, sparkline
 from exo_mesh.cli.verbs.top.sections import sections
+from exo_mesh.domain.reports import LinkReport
 from tests.cli.closed_port import closed_port
 from tests.support.processes import COMMAND, clean_environ, eventually, run
 from tests.support.terminal import plain, terminal
@@ -95,6 +97,13 @@ def test_everything_that_is_known_is_shown() -> None:
         "8.0 GB", "org/model  ready", "alpha 0-3 → beta 4-7", "stop",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_a_link_that_nobody_measured_is_drawn_after_a_patch_that_leaves_out_what_is_null() -> None:
+    link = LinkReport(source="id-alpha", to="id-beta", address="a:1", rtt_ms=None, mb_per_s=None, paths=[])
+    data = a_view()
+    data.take(patched(data.document, {"links": {"x": msgspec.to_builtins(link)}}))
+    assert re.search(r"alpha → beta +- +\? +\?", shown(data))
 
 
 def test_the_role_of_each_peer_is_a_column() -> None:
