@@ -136,16 +136,36 @@ def test_vendored_files_are_those_of_the_manifest() -> None:
     assert listed == {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for name in found}
 
 
+FIRST_LOAD_BYTES = 160_000
+ALL_BYTES = 650_000
+
+
+def imported(name: str) -> set[str]:
+    """The modules that a module loads at once, itself included, by their paths in the folder."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        if (one := waiting.pop()) in found:
+            continue
+        found.add(one)
+        text = (FOLDER / one).read_text()
+        sources = re.findall(r'(?:^|[\n;])\s*(?:import|export)\s*(?:[^"\'();]*?\sfrom\s*)?"(\.[^"]+)"', text)
+        waiting += [
+            (FOLDER / one).parent.joinpath(source).resolve().relative_to(FOLDER).as_posix() for source in sources
+        ]
+    return found
+
+
 def test_the_page_is_small() -> None:
-    sizes = {}
     assets = PageAssets()
-    for name in assets.names:
-        asset = assets.asset(name)
-        assert asset is not None
-        sizes[name] = len(asset.body)
-    katex = sum(size for name, size in sizes.items() if name.startswith("vendor/katex/"))
-    assert sum(sizes.values()) - katex <= 250_000
-    assert sum(sizes.values()) <= 650_000
+    sizes = {name: len(asset.body) for name in assets.names if (asset := assets.asset(name)) is not None}
+    at_once = imported("app/main.js")
+    assert {"app/chat.js", "vendor/marked/marked.esm.js", "vendor/preact/preact.mjs"} <= at_once
+    first = {"index.html", "icon.svg", "strings/en.json", "strings/de.json", *at_once}
+    first |= set(re.findall(r'href="{{base}}/([^"]+)"', (FOLDER / "index.html").read_text()))
+    assert sum(sizes[name] for name in first) <= FIRST_LOAD_BYTES
+    assert sum(sizes.values()) <= ALL_BYTES
+    assert not [name for name in at_once if "katex" in name or "highlight" in name], "loaded with the first use"
 
 
 def test_every_language_has_every_string() -> None:
