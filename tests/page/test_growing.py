@@ -24,7 +24,7 @@ TEXTS = {
     "paragraph": WORDS * 200 + "*not open* " + WORDS * 50 + "\n\nnext\n\n1. one",
     "numbers": ", ".join(map(str, range(3000))),
     "links": "See [this] and [that][x].\n\n" + WORDS + "\n\n[this]: https://a.example\n[x]: https://b.example\n",
-    "titles": "Title\n===\n\ntext\n---\n\n> quote\nlazy\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n    indented\n\n    more\n",
+    "titles": "Title\n===\n\ntext\n---\n\n> quote\nlazy\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n    code\n\n    more\n",
     "hostile": "<img src=x onerror=alert(1)>\n\n<div>\n\n**x**\n\n</div>\n\n`<b>` $\\frac{1$ &amp; \\[x",
     "empty lines": "\n\n\na\n\n\n\nb\r\n\r\nc\r\n",
 }
