@@ -105,10 +105,14 @@ async def test_the_chat_fits_every_width_also_from_right_to_left_and_in_german(a
             for width in WIDTHS:
                 await page.set_viewport_size({"width": width, "height": 800})
                 assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (direction, width)
-                outside = """() => [...document.querySelectorAll('.talk :is(button, select, textarea)')].filter((one) => {
+                controls = "'.talk :is(button, select, textarea)'"
+                outside = (
+                    f"() => [...document.querySelectorAll({controls})]"
+                    + """.filter((one) => {
                     const { left, right, width } = one.getBoundingClientRect();
                     return width && !one.closest('.code') && (left < 0 || right > innerWidth + 1);
                 }).map((one) => one.outerHTML.slice(0, 90))"""
+                )
                 assert await page.evaluate(outside) == [], (direction, width)
         await page.set_viewport_size({"width": 1920, "height": 1000})
         parts = "['.composer', '.message.assistant'].map((one) => document.querySelector(one).getBoundingClientRect())"
