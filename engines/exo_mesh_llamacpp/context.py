@@ -102,7 +102,7 @@ class LlamaContext:
         self._handle = self._open(model)
         self._memory = self._call.llama_get_memory(self._handle)
         self._threads = shape.threads
-        self._logits_at: int | None = None
+        self._logits_at = 0
         self._logits_there = np.empty((0, shape.head), np.float32)
         """A view of the logits, which the library keeps in one place: to make it anew takes as long as to copy one."""
 
@@ -169,11 +169,12 @@ class LlamaContext:
 
     def _logits(self, count: int) -> np.ndarray:
         """The library's own logits of the last pass, `[count, head]`."""
-        address = ctypes.cast(self._call.llama_get_logits(self._handle), ctypes.c_void_p).value
+        address = self._call.llama_get_logits(self._handle)
+        if not address:
+            raise EngineError("llama.cpp gives no logits")
         if address != self._logits_at or len(self._logits_there) < count:
-            values = ctypes.c_float * (count * self._shape.head)
-            there = np.frombuffer(values.from_address(address or 0), np.float32)
-            self._logits_at, self._logits_there = address, there.reshape(count, self._shape.head)
+            there = (ctypes.c_float * self._shape.head * count).from_address(address)
+            self._logits_at, self._logits_there = address, np.ctypeslib.as_array(there)
         return self._logits_there[:count]
 
     def decode_states(self, num_tokens: int) -> np.ndarray | None:
