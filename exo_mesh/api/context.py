@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -13,7 +13,6 @@ from aiohttp import web
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.image_trail import ImageTrail
-from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.base.tasks import Watchdog
@@ -28,6 +27,10 @@ from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, Setting
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from exo_mesh.api.core.texts import TextModels
+
+
+T = TypeVar("T")
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """The x-request-id header of the reply."""
@@ -90,16 +93,48 @@ class ApiOptions(msgspec.Struct, frozen=True):
     image_trail: ImageTrail | None = None
 
 
-class ApiContext(msgspec.Struct, frozen=True):
+class ApiContext:
     """The shared objects of one application. now: Unix time, for the field `created` of OpenAI's replies. watchdog:
-    ends waits that take too long."""
+    ends waits that take too long. texts: closed with the context; they are made at their first use if none are
+    given."""
 
-    services: Services
-    texts: TextModels
-    options: ApiOptions
-    watchdog: Watchdog
-    now: Callable[[], float] = time.time
-    started_at: int = 0
+    def __init__(
+        self,
+        services: Services,
+        options: ApiOptions,
+        watchdog: Watchdog,
+        now: Callable[[], float] = time.time,
+        texts: TextModels | None = None,
+    ) -> None:
+        self.services = services
+        self.options = options
+        self.watchdog = watchdog
+        self.now = now
+        self.started_at = int(now())
+        self._texts = texts
+        self._shared: dict[Any, Any] = {}
+
+    @property
+    def texts(self) -> TextModels:
+        """The text models that all dialects share."""
+        if self._texts is None:
+            from exo_mesh.api.core.templates import TemplateRenderer  # handlers that use texts have imported both
+            from exo_mesh.api.core.texts import TextModels
+
+            self._texts = TextModels(TemplateRenderer(), self.options.image_trail)
+        return self._texts
+
+    def shared(self, kind: Callable[[ApiContext], T]) -> T:
+        """The object of this class that several groups of handlers share; it is built at the first call."""
+        if kind not in self._shared:
+            self._shared[kind] = kind(self)
+        made: T = self._shared[kind]
+        return made
+
+    async def close(self) -> None:
+        """End the threads and processes of the text models."""
+        if self._texts is not None:
+            await self._texts.close()
 
 
 def new_secret(request: web.Request, secret: str = "") -> str:

@@ -14,11 +14,10 @@ from pathlib import Path
 from exo_mesh import __version__
 from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
-from exo_mesh.api.connections import ApiServer, ConnectionBounds
+from exo_mesh.api.connections import ApiServer, ConnectionBounds, bound_socket
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.image_trail import ImageTrail
-from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.webtools.options import WebToolOptions

@@ -10,6 +10,7 @@ from aiohttp import web
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.errors import ErrorForm
 from exo_mesh.api.ollama.objects import OllamaError
+from exo_mesh.api.routes import NDJSON
 from exo_mesh.api.sse import HEADERS, StreamForm
 
 PREFIXES = ("/api/", "/ollama/")
@@ -21,9 +22,7 @@ def line_frame(payload: Any) -> bytes:
     return msgspec.json.encode(payload) + b"\n"
 
 
-LINES = StreamForm(
-    {**HEADERS, "Content-Type": "application/x-ndjson"}, lambda failure: line_frame(OllamaError(failure.message))
-)
+LINES = StreamForm({**HEADERS, "Content-Type": NDJSON}, lambda failure: line_frame(OllamaError(failure.message)))
 """Lines of JSON; an error is the last line."""
 
 
