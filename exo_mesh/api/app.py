@@ -25,10 +25,10 @@ from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.routes import RouteRoles, add_routes
 from exo_mesh.api.running_calls import RunningCalls
-from exo_mesh.api.table import TABLE
+from exo_mesh.api.table import CHAT, TABLE
 from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.base.random_hex import random_hex
-from exo_mesh.base.tasks import Watchdog
+from exo_mesh.base.tasks import TaskOwner, Watchdog
 from exo_mesh.base.telemetry.logs import current_request, current_trace
 from exo_mesh.node.service import Services
 
@@ -74,13 +74,16 @@ def build_app(
 
     app.on_response_prepare.append(cors)
 
-    async def text_models(_: web.Application) -> AsyncIterator[None]:
+    async def parts(_: web.Application) -> AsyncIterator[None]:
+        tasks = TaskOwner()
+        tasks.start(late[CHAT].built_after(options.warm_after_s), "import the handlers of chats")
         yield
+        await tasks.close()
         await running.close()
         app[BODY_ROOMS].close()
         await context.close()
 
-    app.cleanup_ctx.append(text_models)
+    app.cleanup_ctx.append(parts)
     return app
 
 

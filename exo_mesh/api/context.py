@@ -64,7 +64,8 @@ class ApiOptions(msgspec.Struct, frozen=True):
     each request. hub_token: the token for the hub. config: the current settings, for `/config`; config_file: the path
     of this node's config.toml, which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the
     port at which clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
-    image_trail: follows images, if somebody looks for a mistake.
+    image_trail: follows images, if somebody looks for a mistake. warm_after_s: time until the handlers of
+    chats are imported, if no client has called one before.
     """
 
     registry: Callable[[], CollectorRegistry] | None = None
@@ -91,6 +92,7 @@ class ApiOptions(msgspec.Struct, frozen=True):
     ollama_port: int | None = None
     web_tools: WebToolOptions = msgspec.field(default_factory=WebToolOptions)
     image_trail: ImageTrail | None = None
+    warm_after_s: float = 10.0
 
 
 class ApiContext:

@@ -6,6 +6,7 @@ A late reference is "module:name"; a module that begins with a dot is below `exo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import threading
 from typing import Any
@@ -43,6 +44,13 @@ class LateHandlers:
             return reply
 
         return handle
+
+    async def built_after(self, seconds: float) -> None:
+        """Build the object after this time, so that the first call need not wait for the import. Errors are left to
+        the first call."""
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(Exception):
+            await self.built()
 
     async def built(self) -> Any:
         """The object. The event loop goes on while a thread imports its module."""

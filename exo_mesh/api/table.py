@@ -18,6 +18,9 @@ TEXT_ERRORS = (400, 403, 404, 408, 413, 503, 504)
 WEB_ERRORS = (400, 403, 413, 429, 503, 504)
 PLACING_ERRORS = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
 
+CHAT = ".openai.handlers:OpenAIRoutes"
+"""The handlers of what most clients ask for."""
+
 ANTHROPIC_ERROR, OLLAMA_ERROR = ".anthropic.objects:AnthropicError", ".ollama.objects:OllamaError"
 
 STATUSES = "downloaded, partial, loaded, served, known or unusable"
@@ -96,7 +99,7 @@ TABLE: tuple[RouteGroup, ...] = (
               query=LISTING),
         Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), "model", USE, "One model", errors=(404,)),
     )),
-    RouteGroup(".openai.handlers:OpenAIRoutes", (
+    RouteGroup(CHAT, (
         Route("POST", ("/v1/chat/completions", "/chat/completions"), "chat_completions", USE, "Answer a conversation",
               body=".openai.schema:ChatBody", reply=".openai.objects:ChatCompletion", errors=GENERATION_ERRORS,
               events=True),

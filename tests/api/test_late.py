@@ -99,6 +99,17 @@ async def test_handlers_that_cannot_be_imported_are_an_internal_error_until_they
             assert reply.status == 200
 
 
+async def test_the_handlers_of_chats_are_imported_before_the_first_chat(
+    mesh: ScriptedMesh, handlers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers(HANDLERS)
+    monkeypatch.setattr(app, "CHAT", "late_handlers:Routes")
+    async with served(mesh, ApiOptions(warm_after_s=0.0)):
+        async with asyncio.timeout(5):
+            while not getattr(sys.modules.get("late_handlers"), "BEGUN", ()):
+                await asyncio.sleep(0)
+
+
 async def test_a_route_is_refused_by_its_role_before_its_handlers_are_imported(
     mesh: ScriptedMesh, handlers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
