@@ -11,8 +11,6 @@ import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.core.defaults import RequestDefaults
-from exo_mesh.api.core.image_trail import ImageTrail
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.base.tasks import Watchdog
@@ -21,12 +19,13 @@ from exo_mesh.base.telemetry.node_logs import LogDesk, LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import Services
 from exo_mesh.security.invitations import Invitations
-from exo_mesh.settings.config import default_settings
+from exo_mesh.settings.config import Settings, default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from exo_mesh.api.core.image_trail import ImageTrail
     from exo_mesh.api.core.texts import TextModels
 
 
@@ -44,6 +43,38 @@ SECRET_HEADER = "x-exo-mesh-stream-secret"
 STREAM_SECRET = web.RequestKey("stream_secret", str)
 """The header of the reply; only for requests without a key. With this secret of a running answer a client can read and
 stop the answer at any peer."""
+
+
+MAX_TOKENS = 4096
+
+
+class RequestDefaults(msgspec.Struct, frozen=True):
+    """Default values for requests. temperature: overrides the model's recommendation; None means no default.
+    system_prompt: for conversations without one. max_tokens: for answers in conversations, if there is room for so
+    many. model: "" means the only model of the mesh. keep_agent_lines: leave the changing lines of agents first; see
+    exo_mesh.api.core.agent_lines. control_tokens_in_text: leave control tokens in texts; see
+    exo_mesh.text.control_text. trace_sample: the share of requests without a traceparent header that is traced."""
+
+    temperature: float | None = None
+    system_prompt: str = ""
+    max_tokens: int = MAX_TOKENS
+    model: str = ""
+    keep_agent_lines: bool = False
+    control_tokens_in_text: bool = False
+    trace_sample: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> RequestDefaults:
+        """The defaults that these settings define."""
+        return cls(
+            settings.default_temp,
+            settings.system_prompt,
+            settings.max_generate_tokens,
+            settings.default_model,
+            settings.keep_agent_lines,
+            settings.control_tokens_in_text,
+            settings.trace_sample,
+        )
 
 
 def _lone_settings() -> LoneSettings:
