@@ -59,7 +59,7 @@ async def start(home):
 asyncio.run(start(sys.argv[1]))
 """
 
-MOST_MODULES = 500
+MOST_MODULES = 475
 """Most modules of ours that a node has imported when it is ready. Each takes 0.3 ms of the start and some 30 kB; a
 handler, a page or a child process that few nodes use is imported at its first use."""
 
@@ -69,6 +69,18 @@ def test_a_node_that_is_ready_has_imported_few_modules(tmp_path: Path) -> None:
     names = line.split()[1:]
     assert 100 < len(names) <= MOST_MODULES
     assert not {name for name in names if name.startswith(("exo_mesh.api.openai", "exo_mesh.api.webtools.handlers"))}
+
+
+MOST_OF_A_RUNNER = 165
+"""Most modules of ours that a runner imports before its engine. It handles token ids, so it knows no text."""
+
+
+def test_a_runner_imports_few_modules_and_none_of_texts() -> None:
+    code = "import sys, exo_mesh.rings.runner.process; print(*(one for one in sys.modules if one.startswith('exo_mesh')))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    names = found.stdout.split()
+    assert 100 < len(names) <= MOST_OF_A_RUNNER
+    assert not {name for name in names if name.startswith(("exo_mesh.text.tokenizer", "exo_mesh.text.output"))}
 
 
 def test_after_the_imports_collections_are_on_and_skip_what_was_imported() -> None:
