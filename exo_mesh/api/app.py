@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -23,7 +24,7 @@ from exo_mesh.api.late import LateHandlers
 from exo_mesh.api.ollama.lines import OLLAMA_ERRORS
 from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.request_log import log_requests
-from exo_mesh.api.routes import RouteRoles, add_routes
+from exo_mesh.api.routes import OPEN, RouteRoles, add_routes
 from exo_mesh.api.running_calls import RunningCalls
 from exo_mesh.api.table import CHAT, TABLE
 from exo_mesh.api.tracing import TRACE, trace_headers
@@ -66,7 +67,12 @@ def build_app(
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     app[BODY_ROOMS] = BodyRooms(options.max_body_bytes)
     late = {group.handlers: LateHandlers(group.handlers, context) for group in TABLE}
-    add_routes(app, TABLE, lambda group, row: late[group.handlers].method(row.handler))
+    called = asyncio.Event()  # by a client: open routes are for health checks and the page's files
+    add_routes(
+        app,
+        TABLE,
+        lambda group, row: late[group.handlers].method(row.handler, None if row.role is OPEN else called),
+    )
     app.on_response_prepare.append(_send_common_headers)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -76,7 +82,7 @@ def build_app(
 
     async def parts(_: web.Application) -> AsyncIterator[None]:
         tasks = TaskOwner()
-        tasks.start(late[CHAT].built_after(options.warm_after_s), "import the handlers of chats")
+        tasks.start(late[CHAT].built_soon(called, options.warm_after_s), "import the handlers of chats")
         yield
         await tasks.close()
         await running.close()

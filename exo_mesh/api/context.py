@@ -95,8 +95,8 @@ class ApiOptions(msgspec.Struct, frozen=True):
     each request. hub_token: the token for the hub. config: the current settings, for `/config`; config_file: the path
     of this node's config.toml, which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the
     port at which clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
-    image_trail: follows images, if somebody looks for a mistake. warm_after_s: time until the handlers of
-    chats are imported, if no client has called one before.
+    image_trail: follows images, if somebody looks for a mistake. warm_after_s: the handlers of
+    chats are imported with the first call of a client, whatever it asks, and at latest after this time.
     """
 
     registry: Callable[[], CollectorRegistry] | None = None

@@ -35,20 +35,24 @@ class LateHandlers:
         self._context = context
         self._handlers: Any = None
 
-    def method(self, name: str) -> Handler:
-        """A handler that calls this method."""
+    def method(self, name: str, called: asyncio.Event | None = None) -> Handler:
+        """A handler that calls this method. called: is set by each call."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            if called is not None:
+                called.set()
             handlers = self._handlers or await self.built()
             reply: web.StreamResponse = await getattr(handlers, name)(request)
             return reply
 
         return handle
 
-    async def built_after(self, seconds: float) -> None:
-        """Build the object after this time, so that the first call need not wait for the import. Errors are left to
-        the first call."""
-        await asyncio.sleep(seconds)
+    async def built_soon(self, called: asyncio.Event, most_s: float) -> None:
+        """Build the object once `called` is set, at latest after `most_s`, so that the first call of one of its
+        methods need not wait for the import. Errors are left to that call."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await called.wait()
         with contextlib.suppress(Exception):
             await self.built()
 

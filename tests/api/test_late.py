@@ -99,15 +99,28 @@ async def test_handlers_that_cannot_be_imported_are_an_internal_error_until_they
             assert reply.status == 200
 
 
+@pytest.mark.parametrize(("warm_after_s", "path"), [(0.0, "/healthz"), (600.0, "/v1/models")])
 async def test_the_handlers_of_chats_are_imported_before_the_first_chat(
+    warm_after_s: float, path: str, mesh: ScriptedMesh, handlers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers(HANDLERS)
+    monkeypatch.setattr(app, "CHAT", "late_handlers:Routes")
+    async with served(mesh, ApiOptions(warm_after_s=warm_after_s)) as api, api.http.get(path):
+        async with asyncio.timeout(5):
+            while not getattr(sys.modules.get("late_handlers"), "BEGUN", ()):
+                await asyncio.sleep(0)
+
+
+async def test_health_checks_import_no_handlers_of_chats(
     mesh: ScriptedMesh, handlers: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers(HANDLERS)
     monkeypatch.setattr(app, "CHAT", "late_handlers:Routes")
-    async with served(mesh, ApiOptions(warm_after_s=0.0)):
-        async with asyncio.timeout(5):
-            while not getattr(sys.modules.get("late_handlers"), "BEGUN", ()):
-                await asyncio.sleep(0)
+    async with served(mesh, ApiOptions()) as api:
+        for path in ("/healthz", "/readyz", "/health", "/metrics", "/version"):
+            async with api.http.get(path):
+                pass
+        assert "late_handlers" not in sys.modules
 
 
 async def test_a_route_is_refused_by_its_role_before_its_handlers_are_imported(
