@@ -9,7 +9,6 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.rings.serving.explanations import Explanation
 
 _UNKNOWN = (
@@ -25,17 +24,6 @@ class PrefixRoutes:
         self._models = context.services.models
         self._observation = context.services.observation
         self._texts = context.texts
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "GET", ("/v1/requests/{id}/prefix",), self.explain, USE,
-                "Where the prompt of a request parted from what was kept", errors=(404,),
-            ),
-        ]
-        # fmt: on
 
     async def explain(self, request: web.Request) -> web.Response:
         """GET /v1/requests/{id}/prefix: figures of one of the last requests that entered at this node. Texts are shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import monotonic
@@ -33,13 +33,15 @@ from exo_mesh.node.inspection.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.service import InspectionService
 from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.serving.explanations import Explanation
 from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
+
+if TYPE_CHECKING:
+    from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 
 
 class Observation:
