@@ -26,7 +26,7 @@ from exo_mesh.api.ollama.port import answer_as_ollama
 from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.routes import OPEN, RouteRoles, add_routes
 from exo_mesh.api.running_calls import RunningCalls
-from exo_mesh.api.table import CHAT, TABLE
+from exo_mesh.api.table import CHAT, HEALTH, TABLE
 from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.base.random_hex import random_hex
 from exo_mesh.base.tasks import TaskOwner, Watchdog
@@ -67,6 +67,7 @@ def build_app(
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     app[BODY_ROOMS] = BodyRooms(options.max_body_bytes)
     late = {group.handlers: LateHandlers(group.handlers, context) for group in TABLE}
+    late[HEALTH].built_now()
     called = asyncio.Event()  # by a client: open routes are for health checks and the page's files
     add_routes(
         app,

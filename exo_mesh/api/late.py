@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -58,7 +59,13 @@ class LateHandlers:
 
     async def built(self) -> Any:
         """The object. The event loop goes on while a thread imports its module."""
-        kind = await asyncio.to_thread(resolved, self._reference)
+        return self._build(await asyncio.to_thread(resolved, self._reference))
+
+    def built_now(self) -> Any:
+        """The same, for a module so small that its import may block."""
+        return self._build(resolved(self._reference))
+
+    def _build(self, kind: Callable[[ApiContext], Any]) -> Any:
         if self._handlers is None:
             self._handlers = kind(self._context)
         return self._handlers

@@ -18,6 +18,8 @@ TEXT_ERRORS = (400, 403, 404, 408, 413, 503, 504)
 WEB_ERRORS = (400, 403, 413, 429, 503, 504)
 PLACING_ERRORS = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
 
+HEALTH = ".ops:OpsRoutes"
+"""The handlers of health checks, which answer whatever the node and its threads wait for."""
 CHAT = ".openai.handlers:OpenAIRoutes"
 """The handlers of what most clients ask for."""
 
@@ -228,7 +230,7 @@ TABLE: tuple[RouteGroup, ...] = (
         Route("GET", ("/node_id",), "node_id", USE, "The id of this node, as a JSON string"),
         Route("GET", ("/node/identity",), "identity", USE, "Id, name, start time and versions of this node"),
     )),
-    RouteGroup(".ops:OpsRoutes", (
+    RouteGroup(HEALTH, (
         Route("GET", ("/version",), "version", OPEN, "Versions of the package and of the protocol"),
         Route("GET", ("/health", "/healthcheck"), "health", OPEN, "The health of the node, 503 unless it can serve",
               reply="exo_mesh.domain.reports:NodeHealth", errors=(503,)),

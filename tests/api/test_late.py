@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,19 @@ async def test_health_checks_import_no_handlers_of_chats(
             async with api.http.get(path):
                 pass
         assert "late_handlers" not in sys.modules
+
+
+async def test_health_checks_are_answered_while_all_threads_are_busy(mesh: ScriptedMesh) -> None:
+    go_on = threading.Event()
+    async with served(mesh, ApiOptions()) as api:
+        stuck = [asyncio.create_task(asyncio.to_thread(go_on.wait, 30)) for _ in range(40)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5), api.http.get("/healthz") as reply:
+                assert reply.status == 200
+        finally:
+            go_on.set()
+            await asyncio.gather(*stuck)
 
 
 async def test_a_route_is_refused_by_its_role_before_its_handlers_are_imported(
