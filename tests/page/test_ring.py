@@ -5,11 +5,8 @@ UPDATE_SNAPSHOTS=1 writes the kept pictures again; look at them before they are 
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from itertools import combinations
 from math import hypot
@@ -19,15 +16,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from exo_mesh.api.web.assets import FOLDER
 from exo_mesh.api.web.live import live_document
 from tests.api.scripted_mesh import ScriptedMesh
 from tests.page.mesh_fixture import mesh_state
+from tests.page.modules import copy_page, needs_node, run_script
 
-NODE = shutil.which("node")
-HERE = Path(__file__).parent
-SNAPSHOTS = HERE / "snapshots"
-pytestmark = pytest.mark.skipif(NODE is None, reason="drawing the ring needs node")
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+pytestmark = needs_node
 
 CASES: dict[str, dict[str, Any]] = {
     "1": {"num_peers": 1},
@@ -46,24 +41,10 @@ Drawings = dict[tuple[str, bool], str]
 def drawings(scripted: ScriptedMesh, tmp_path_factory: pytest.TempPathFactory) -> Drawings:
     """Every case, wide and narrow, by one process of Node."""
     folder = tmp_path_factory.mktemp("page")
-    for part in ("app", "vendor", "strings"):
-        shutil.copytree(FOLDER / part, folder / part)
-    shutil.copy(HERE / "draw_ring.mjs", folder)
-    (folder / "package.json").write_text('{"type": "module"}')
+    copy_page(folder, "draw_ring.mjs")
     keys = [(name, is_narrow) for name in CASES for is_narrow in (False, True)]
-    wanted = [_props(scripted, name, is_narrow) for name, is_narrow in keys]
-    assert NODE is not None
-    done = subprocess.run(
-        [NODE, "draw_ring.mjs"],
-        cwd=folder,
-        input=json.dumps(wanted),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(keys, json.loads(done.stdout), strict=True))
+    drawn = run_script(folder, "draw_ring.mjs", [_props(scripted, name, is_narrow) for name, is_narrow in keys])
+    return dict(zip(keys, drawn, strict=True))
 
 
 def _props(scripted: ScriptedMesh, name: str, is_narrow: bool) -> dict[str, Any]:

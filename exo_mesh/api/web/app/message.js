@@ -1,4 +1,5 @@
 // One message of a conversation: Markdown, folded reasoning, tool calls, and its speed.
+import { WhoComputed } from "./attribution.js";
 import { Markdown, copyText } from "./markdown.js";
 import { number, seconds } from "./format.js";
 import { html, useState } from "./ui.js";
@@ -18,6 +19,7 @@ export function Message({ message, isRunning = false, again = null, edit = null,
     ${message.calls?.map((call) => html`<${ToolCall} call=${call} key=${call.id} />`)}
     ${isRunning && (message.waiting || !text) && html`<p class="waiting"><span class="spinner" aria-hidden="true"></span>${waitingText(message.waiting)}</p>`}
     ${message.error && html`<p class="error" role="alert">${message.error.message}</p>`}
+    <${WhoComputed} work=${message.work} />
     <footer>
       ${message.tokens > 0 && html`<span>${t("chat.tokens", { n: number(message.tokens) })}</span>`}
       ${message.speed && html`<span>${t("chat.speed", { n: number(message.speed, 1) })}</span>`}

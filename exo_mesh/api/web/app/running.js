@@ -1,6 +1,7 @@
 // Running answers. They continue while another view is shown and after a reload; only one of several tabs reads each.
 import { call } from "./mesh.js";
 import { follow } from "./answer.js";
+import { finalWork, workOf } from "./attribution.js";
 import { PREFIX, listConversations, randomId, readConversation, saveConversation } from "./conversations.js";
 import { contentOf } from "./pictures.js";
 import { answerElsewhere, hold, isElsewhere, listenToTabs, publish, release, stopElsewhere, unwatch, watch } from "./tabs.js";
@@ -60,7 +61,7 @@ async function read(conversation) {
   hold(id, () => entry.answer, () => stopHere(entry));
   let frame = 0;
   const show = (answer) => {
-    entry.answer = answer;
+    entry.answer = { ...answer, work: workOf(requestId, answer, () => entry.answer && show(entry.answer)) };
     if (!timed && clock.first !== null) {
       timed = true;
       if (readConversation(id)) saveConversation(conversation); // keeps the speed correct after a reload
@@ -72,6 +73,7 @@ async function read(conversation) {
     });
   };
   const answer = await follow(body, key, requestId, clock, show, stop.signal);
+  answer.work = await finalWork(requestId);
   cancelAnimationFrame(frame);
   running.delete(id);
   release(id);
@@ -81,8 +83,8 @@ async function read(conversation) {
 }
 
 function finish(conversation, answer) {
-  const { text, reasoning, calls, finish: reason, error, tokens, ttft, speed } = answer;
-  conversation.messages.push({ role: "assistant", content: text, reasoning, calls, finish: reason, error, tokens, ttft, speed });
+  const { text, reasoning, calls, finish: reason, error, tokens, ttft, speed, work } = answer;
+  conversation.messages.push({ role: "assistant", content: text, reasoning, calls, finish: reason, error, tokens, ttft, speed, work });
   conversation.running = null;
   conversation.updated = Date.now();
   if (readConversation(conversation.id)) saveConversation(conversation); // it may have been deleted in the meantime
