@@ -96,3 +96,41 @@ def test_a_takeover_is_told_in_german(tmp_path: Path) -> None:
         "bob läuft leer; carol übernahm Schichten 18–35 nach 1,9 s",
         "alice ist ausgefallen; carol sendet den Rest der Antwort nach 1,9 s",
     ]
+
+
+def document(time: float, state: str, counter: int, peers: str, *stages: tuple[str, int, int, int]) -> dict[str, Any]:
+    """A live document: stages are (peer, start, stop, pid)."""
+    rings = [{"peer": name, "layers": [start, stop], "pid": pid} for name, start, stop, pid in stages]
+    instance = {"id": "m-1", "model": "m", "state": state, "ballot": [counter, "a"], "stages": rings}
+    return {"time": time, "peers": {name: {"name": name} for name in peers.split()}, "instances": {"m-1": instance}}
+
+
+@needs_node
+def test_the_events_of_the_mesh_tell_who_took_over_and_how_long_it_took(tmp_path: Path) -> None:
+    before = document(1, "ready", 1, "alice bob carol", ("alice", 0, 18, 1), ("bob", 18, 36, 2))
+    during = document(2, "loading", 2, "alice carol", ("alice", 0, 18, 1), ("carol", 18, 36, 3))
+    after = document(5, "ready", 2, "alice carol", ("alice", 0, 18, 1), ("carol", 18, 36, 3))
+    (events,) = call_page(tmp_path / "a", [("changes", "withChanges", [[], before, during])])
+    adopted = document(9, "ready", 3, "alice carol", ("alice", 0, 18, 1), ("carol", 18, 36, 3))
+    slow, fast, restarted, same = call_page(
+        tmp_path / "b",
+        [
+            ("changes", "withChanges", [events, during, after]),
+            ("changes", "withChanges", [[], before, after]),
+            ("changes", "withChanges", [[], after, {**adopted, "instances": restart(adopted)}]),
+            ("changes", "withChanges", [[], after, adopted]),
+        ],
+    )
+    assert [one["kind"] for one in slow] == ["lost", "recovering", "recovered"]
+    (change,) = slow[-1]["changes"]
+    took = [{"name": "carol", "layers": [18, 36]}]
+    assert (change["lost"], change["took"], change["pause_s"]) == (["bob"], took, 3)
+    assert fast[-1]["changes"][0]["took"] == took, "also if the page never saw that it was loading"
+    assert restarted[-1]["changes"][0]["restarted"] == took
+    assert same == [], "a ring with another owner has lost nothing"
+
+
+def restart(live: dict[str, Any]) -> dict[str, Any]:
+    """The instance with another process in its last stage."""
+    instance = live["instances"]["m-1"]
+    return {"m-1": {**instance, "stages": [instance["stages"][0], {**instance["stages"][1], "pid": 9}]}}

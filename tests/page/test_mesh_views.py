@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
     os.killpg(mesh.children[1].pid, signal.SIGKILL)  # the recovery may be over before the page looks again
     await expect(page.locator(".events")).to_contain_text("has recovered", timeout=30_000)
     await expect(page.locator(".events")).to_contain_text("peer-2 is gone", timeout=15_000)
+    await expect(page.locator(".story")).to_contain_text(re.compile(r"peer-2 stopped; .* took over layers .*3–7"))
     await page.set_viewport_size(PHONE)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
 

@@ -1,8 +1,10 @@
 // Derives events from live documents: peers that joined or were lost, rings that were lost or recovered. Pure.
+import { takeovers } from "./who_computed.js";
 
 const KEPT = 12;
 
-/** Adds the events between two documents to the list: {time, kind, name, detail}; the newest is last. */
+/** Adds the events between two documents to the list: {time, kind, name}; the newest is last. A recovery also has the
+ * time that it took, and `changes`: which stages took over (see who_computed.js). */
 export function withChanges(events, before, after) {
   if (!before) return events;
   const found = [...peerChanges(before, after), ...instanceChanges(events, before, after)];
@@ -18,13 +20,16 @@ function* instanceChanges(events, before, after) {
   for (const [id, old] of Object.entries(before.instances ?? {})) {
     const now = after.instances?.[id];
     if (!now) yield { kind: "unloaded", name: old.model, id };
-    else if (old.state === "ready" && now.state === "loading") yield { kind: "recovering", name: now.model, id };
+    else if (old.state === "ready" && now.state === "loading") yield { kind: "recovering", name: now.model, id, stages: stagesOf(old, before) };
     else if (now.state === "failed" && old.state !== "failed") yield { kind: "failed", name: now.model, id };
     else if (now.state === "ready" && (old.state !== "ready" || counter(now) > counter(old))) {
       const began = events.findLast((one) => one.id === id);
       const recovered = isRecovering(events, id) || old.state === "ready";
       const took = began?.kind === "recovering" ? after.time - began.time : null;
-      yield { kind: recovered ? "recovered" : "ready", name: now.model, id, took };
+      const earlier = began?.stages ?? (old.state === "ready" ? stagesOf(old, before) : null);
+      const changes = recovered && earlier ? changesOf(earlier, stagesOf(now, after), took) : [];
+      if (recovered && !changes.length && !began?.stages) continue; // only its owner is another one
+      yield { kind: recovered ? "recovered" : "ready", name: now.model, id, took, changes };
     }
   }
   for (const [id, now] of Object.entries(after.instances ?? {})) if (!before.instances?.[id]) yield { kind: "placed", name: now.model, id };
@@ -33,6 +38,19 @@ function* instanceChanges(events, before, after) {
 /** Whether an instance that was ready is recovering. */
 export function isRecovering(events, id) {
   return events.findLast((one) => one.id === id)?.kind === "recovering";
+}
+
+/** The stages of an instance with the names of their peers: a peer that is lost has none later. */
+function stagesOf(instance, document) {
+  return instance.stages.map(({ peer, group, layers, pid, endpoint }) => {
+    const peers = group?.peers ?? [peer];
+    return { peers, names: peers.map((id) => document.peers?.[id]?.name ?? id.slice(0, 8)), layers, process: `${pid} ${endpoint}` };
+  });
+}
+
+function changesOf(before, after, took) {
+  const isKept = (one) => before.some((other) => other.process === one.process && other.peers[0] === one.peers[0] && other.layers.join() === one.layers.join());
+  return takeovers([{ stages: before }, { stages: after.map((one) => ({ ...one, is_new: !isKept(one) })), pause_s: took }]);
 }
 
 const counter = (instance) => instance.ballot?.[0] ?? 0;
