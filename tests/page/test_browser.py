@@ -57,13 +57,16 @@ async def test_views_show_the_mesh_also_on_a_phone(slow_mesh: LocalMesh) -> None
     from playwright.async_api import expect
 
     async with page_at(*slow_mesh.api_urls, viewport=PHONE, has_touch=True, color_scheme="dark") as page:
-        await page.get_by_role("link", name="Mesh").click()
+        await page.get_by_role("button", name="Menu").tap()
+        await page.get_by_role("link", name="Mesh").tap()
         await expect(page.locator("svg.ring .peer")).to_have_count(2)
         await expect(page.locator("svg.ring .hop")).to_have_count(2)
-        for name in await view_names(page):
+        for name in await view_names(page):  # the last one is that of the settings
+            await page.get_by_role("button", name="Menu").tap()
             await page.locator(f"nav a[href='#/{name}']").tap()
             assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), name
-        await page.get_by_label("Language", exact=True).select_option("de")
+        await page.locator("main").get_by_label("Language").select_option("de")
+        await page.get_by_role("button", name="Menü").tap()
         await expect(page.get_by_role("link", name="Modelle")).to_be_visible()
 
 

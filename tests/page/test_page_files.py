@@ -159,7 +159,7 @@ def test_every_language_has_every_string() -> None:
 def test_every_string_that_the_page_shows_exists() -> None:
     text = "\n".join(path.read_text() for path in OWN)
     used = set(re.findall(r'"([a-z]+\.\w+)"', text)) - {
-        f"exo.{name}" for name in ("key", "token", "session", "theme", "language")
+        f"exo.{name}" for name in ("key", "token", "session", "theme", "language", "presets")
     }
     groups = set(re.findall(r"t\(`([a-z]+)\.\$\{", text))
     assert used <= ENGLISH.keys()

@@ -38,7 +38,7 @@ from tests.support.hub import LoopbackHub
 
 pytestmark = needs_chromium
 
-WIDTHS = (390, 1024, 1920)
+WIDTHS = (390, 768, 1280, 1920)
 MAX_PICTURE_BYTES = 60_000
 DOCS_PICTURES = {"chat": "light", "mesh": "light", "models": "dark", "requests": "light"}
 """The views in the documents, and in which colours; a phone with a chat comes besides."""

@@ -42,10 +42,10 @@ export async function follow(body, key, requestId, clock, onChange, signal) {
       onChange(made);
       return made;
     } catch (error) {
-      if (signal.aborted) return { ...answer, waiting: "", finish: "stop" };
+      if (signal.aborted) return { ...answer, waiting: "", finish: "stopped" };
       if (error.status === 401) {
         await Promise.race([untilKey(), aborted(signal)]);
-        if (signal.aborted) return { ...answer, waiting: "", finish: "stop" };
+        if (signal.aborted) return { ...answer, waiting: "", finish: "stopped" };
         progressAt = performance.now();
         continue;
       }

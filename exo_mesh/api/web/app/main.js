@@ -1,5 +1,8 @@
-// The frame of the page: navigation, connection, key prompt, theme and language. Each view has its own file.
+// The frame of the page: navigation, connection, key prompt. Each view has its own file.
 import { ChatView } from "./chat.js";
+import { openConversations } from "./conversations.js";
+import { MenuButton, closeDrawer } from "./drawer.js";
+import { Icon } from "./icons.js";
 import { KeyPrompt } from "./key_prompt.js";
 import { MeshView } from "./mesh_view.js";
 import { ModelsView } from "./models_view.js";
@@ -7,18 +10,11 @@ import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh, openSession } from "./mesh.js";
 import { resume } from "./running.js";
 import { SettingsView } from "./settings_view.js";
-import { LANGUAGES, chooseLanguage, language, loadStrings, t } from "./strings.js";
-import { THEMES, applyTheme, chooseTheme, theme } from "./theme.js";
+import { language, loadStrings, t } from "./strings.js";
+import { applyTheme } from "./theme.js";
 import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
 const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView, settings: SettingsView };
-const ICONS = {
-  chat: "M4 5h16v11H9l-5 4z",
-  mesh: "M12 3a3 3 0 1 1 0 6 3 3 0 0 1 0-6M5 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M19 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M10 9 7 15M14 9l3 6M8 18h8",
-  models: "M12 3l8 4-8 4-8-4zM4 12l8 4 8-4M4 17l8 4 8-4",
-  requests: "M4 19V9M10 19V5M16 19v-7M21 19H3",
-  settings: "M4 7h9M17 7h3M13 4.5v5M4 17h3M11 17h9M11 14.5v5",
-};
 function viewInAddress() {
   const name = location.hash.replace("#/", "");
   return name in VIEWS ? name : "chat";
@@ -29,7 +25,7 @@ function App() {
   const [view, setView] = useState(viewInAddress());
   useLayoutEffect(() => onMesh(redraw), []); // registers before the first answer of a node can arrive
   useEffect(() => {
-    const turn = () => setView(viewInAddress());
+    const turn = () => { closeDrawer(); setView(viewInAddress()); };
     addEventListener("hashchange", turn);
     addEventListener("exo-preferences", redraw);
     return () => {
@@ -37,31 +33,23 @@ function App() {
       removeEventListener("exo-preferences", redraw);
     };
   }, []);
-  const nextTheme = () => chooseTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
-  const choose = (event) => chooseLanguage(event.target.value);
   const View = VIEWS[view];
   useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
-      <div class="brand"><${Mark} /><span>exo-mesh</span></div>
+      <${Mark} />
       <nav aria-label=${t("nav.label")}>
         ${Object.keys(VIEWS).map((name) => html`
-          <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined}>
-            <svg viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg><span>${t(`nav.${name}`)}</span>
-          </a>`)}
+          <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined} onClick=${closeDrawer}><${Icon} name=${name} /><span>${t(`nav.${name}`)}</span></a>`)}
       </nav>
-      <div class="side-foot">
-        <${Connection} />
-        <div class="choices">
-          <button type="button" onClick=${nextTheme}>${t(`theme.${theme()}`)}</button>
-          <select aria-label=${t("nav.language")} value=${language} onChange=${choose}>
-            ${Object.entries(LANGUAGES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
-          </select>
-        </div>
-      </div>
+      <${Connection} />
     </header>
-    <main id="main" tabindex="-1" class="view-${view}"><${View} /></main>
+    <div class="scrim" onClick=${closeDrawer}></div>
+    <main id="main" tabindex="-1" class="view-${view}">
+      ${view !== "chat" && html`<div class="bar only-narrow"><${MenuButton} /><div class="heading">${t(`nav.${view}`)}</div></div>`}
+      <${View} />
+    </main>
     ${mesh.needsKey && html`<${KeyPrompt} />`}`;
 }
 
@@ -76,19 +64,17 @@ function Connection() {
   const { document: live, hello, connected, base } = mesh;
   const peer = live?.peers?.[live.node_id];
   const level = connected ? live?.health?.level ?? "ok" : "failed";
-  const moved = base !== location.origin;
-  return html`<div class="connection" role="status">
-    <span class="dot level-${level}" aria-hidden="true"></span>
-    <div>
-      <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
-      <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
-      ${hello && html`<small class="caller">${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
-    </div>
+  const name = connected ? peer?.name ?? base : t("connection.lost");
+  const moved = connected && base !== location.origin ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : "";
+  const rights = hello ? t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`) : "";
+  return html`<div class="connection" role="status" title=${[name, moved, rights].filter(Boolean).join(" · ")}>
+    <span class="dot level-${level}" aria-hidden="true"></span><span class="name">${name}</span>
+    ${moved && html`<small>${moved}</small>`}${rights && html`<small class="caller">${rights}</small>`}
   </div>`;
 }
 
 applyTheme();
-await loadStrings();
+await Promise.all([loadStrings(), openConversations()]);
 const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
