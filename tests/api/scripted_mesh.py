@@ -174,6 +174,9 @@ class ScriptedModels:
                 return entry
         raise UnknownModelError(f"no peer has {name}", param="model")
 
+    def engines_of(self, card: TomlCard) -> tuple[str, ...]:
+        return ("mlx", "torch")
+
     def cards_without_files(self) -> list[TomlCard]:
         return [TomlCard(id=name, n_layers=4, source="a test") for name in self._mesh.at_hub]
 

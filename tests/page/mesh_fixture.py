@@ -67,7 +67,7 @@ def _peer(index: int) -> dict[str, Any]:
               "cores": 8, "memory_bytes": 64 * GB, "why": ""}  # fmt: skip
     return {"id": peer_id(index), "name": NAMES[index], "alive": True, "version": "1.0", "addresses": [],
             "api_url": f"http://10.0.0.{index}:52415", "devices": [device], "models": ["big-70b"],
-            "partial_models": [], "fetches": "all"}  # fmt: skip
+            "partial_models": [], "fetches": "hub"}  # fmt: skip
 
 
 def _reading(index: int, ids: list[str], stages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -106,11 +106,15 @@ def test_the_picture_says_what_is_wrong_and_what_flows(drawings: Drawings) -> No
 
 
 def test_peers_are_joined_without_a_model_too_and_a_faster_link_is_thicker(drawings: Drawings) -> None:
-    lines = [one for one in ElementTree.fromstring(drawings["idle", False]).iter("path") if "link" in one.get("class", "")]
+    lines = [
+        one for one in ElementTree.fromstring(drawings["idle", False]).iter("path") if "link" in one.get("class", "")
+    ]
     assert len(lines) == 3, "three peers, three pairs"
     assert 'class="hop' not in drawings["idle", False]
     bench = ElementTree.fromstring(drawings["8", False])
-    assert sum("link" in one.get("class", "") for one in bench.iter("path")) == 1, "the idle peer hangs on its neighbour"
+    assert sum("link" in one.get("class", "") for one in bench.iter("path")) == 1, (
+        "the idle peer hangs on its neighbour"
+    )
 
 
 def test_circles_grow_with_memory_and_rims_show_layers_in_the_colour_of_their_stage(drawings: Drawings) -> None:

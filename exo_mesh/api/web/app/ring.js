@@ -4,6 +4,7 @@ import { layoutOf, membersOf } from "./ring_layout.js";
 import { Hop, Line, Token, linkOf, plainPairs } from "./ring_links.js";
 import { html } from "./ui.js";
 import { t } from "./strings.js";
+import { isServed } from "./served.js";
 import { rangeText, stageClass } from "./who_computed.js";
 
 const BARS = [0, 2, 10, 40]; // frames/s above which the dashes of the hops move faster
@@ -17,13 +18,14 @@ export function Ring({ document: live, instance, rate, isNarrow, isRecovering, i
   const staged = members.map(({ stage }, index) => [stage, index]).filter(([stage]) => stage);
   const hops = staged.length > 1 ? staged.map(([, index], turn) => [index, staged[(turn + 1) % staged.length][1]]) : [];
   const flow = rate.frames > 0 && staged.length ? BARS.filter((bar) => rate.frames > bar).length : 0;
-  const isPair = staged.length === 2, total = Math.max(0, ...staged.map(([stage]) => stage.layers[1]));
+  const isPair = staged.length === 2, isFromServer = isServed(live, instance);
+  const total = isFromServer ? 0 : Math.max(0, ...staged.map(([stage]) => stage.layers[1]));
   // The text of a hop is outside of a small ring and inside of a large one. It is also inside at the bottom of a wide
   // ring, because peers without layers follow below.
   const isOutside = (from, to) => (isNarrow || isPair ? Math.abs(to.x - from.x) > Math.abs(to.y - from.y) / 2 : staged.length <= 4 && to.x - from.x > -Math.abs(to.y - from.y));
   const at = (place) => ({ x: place.x / width, y: place.y / height });
   const linkBetween = (from, to) => linkOf(live.links, members[from].ids[0], members[to].ids[0]);
-  return html`<svg class=${["ring", isRecovering && "recovering", isSmall && "small"].filter(Boolean).join(" ")} viewBox="0 0 ${width} ${height}" role="group" aria-label=${t("ring.label", { n: Object.keys(live.peers).length })}>
+  return html`<svg class=${["ring", isRecovering && "recovering", isSmall && "small"].filter(Boolean).join(" ")} viewBox="0 0 ${width} ${height}" ...${isSmall ? { "aria-hidden": "true" } : { role: "group", "aria-label": t("ring.label", { n: Object.keys(live.peers).length }) }}>
     <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerUnits="userSpaceOnUse" markerWidth="13" markerHeight="13" orient="auto"><path d="M0 0 8 4 0 8z" /></marker></defs>
     ${plainPairs(members, places).map(([from, to]) => html`<${Line} key=${`${members[from].key} - ${members[to].key}`} from=${places[from]} to=${places[to]} link=${linkBetween(from, to)} />`)}
     ${members.map((member, index) => member.isGroup && html`<${GroupMark} key=${`group ${member.key}`} member=${member} place=${places[index]} radius=${radius} isNarrow=${isNarrow} />`)}
@@ -32,7 +34,7 @@ export function Ring({ document: live, instance, rate, isNarrow, isRecovering, i
     <${Token} places=${places} hops=${hops} flow=${flow} isPair=${isPair} />
     ${members.map((member, index) => member.ids.map((id, seat) => html`<${PeerMark} key=${id} rank=${seat} peer=${live.peers[id] ?? nameOnly(live, id)} at=${places[index].seats[seat]}
       radius=${places[index].radii[seat]} words=${places[index].words} isNarrow=${isNarrow} isGrouped=${member.isGroup} stage=${member.stage} turn=${member.turn} total=${total} fetched=${fetchedBy(live, instance, id)}
-      level=${levelOf(live.health, id)} isLost=${!(id in live.peers)} isChosen=${id === chosen} choose=${choose} point=${(shown) => point(shown, at(places[index].seats[seat]))} />`))}
+      isSmall=${isSmall} level=${levelOf(live.health, id)} isLost=${!(id in live.peers)} isChosen=${id === chosen} choose=${choose} point=${(shown) => point(shown, at(places[index].seats[seat]))} />`))}
     ${instance && centre && html`<text class="middle" x=${centre.x} y=${centre.y - 8}>${short(instance.model, 26)}
       <tspan x=${centre.x} dy="20">${stateOf(instance, rate, isRecovering)}</tspan></text>`}
   </svg>`;
@@ -84,20 +86,20 @@ function Arc({ r, start, stop, kind }) {
 }
 
 /** What stands inside and beside a peer. */
-function textsOf({ peer, rank, isNarrow, isGrouped, stage, isLost, fetched, words }) {
-  const layers = stage && !isGrouped ? rangeText(stage.layers) : "";
-  const held = isLost ? t(peer.asleep ? "ring.asleep" : "ring.lost") : isGrouped ? t("ring.rank") : layers ? t("ring.layersShort") : peer.draining ? t("ring.draining") : peer.role === "api" ? t("ring.api") : t("ring.idle");
+function textsOf({ peer, rank, isNarrow, isGrouped, stage, total, isLost, fetched, words }) {
+  const layers = stage && !isGrouped && total ? rangeText(stage.layers) : "";
+  const held = stage && !total ? t("ring.server") : isLost ? t(peer.asleep ? "ring.asleep" : "ring.lost") : isGrouped ? t("ring.rank") : layers ? t("ring.layersShort") : peer.draining ? t("ring.draining") : peer.role === "api" ? t("ring.api") : t("ring.idle");
   const name = short(peer.name, isNarrow ? 11 : isGrouped && (words === "above" || words === "below") ? 12 : 19);
   const engine = stage?.engine ?? peer.devices?.[0]?.engine;
-  const kind = [engine, peer.total_bytes && bytes(peer.total_bytes)].filter(Boolean).join(" · ");
+  const kind = [engine && short(engine, 12), peer.total_bytes && bytes(peer.total_bytes)].filter(Boolean).join(" · ");
   const second = fetched === null ? figuresOf(peer, isNarrow || isGrouped) : t("ring.fetching", { share: percent(fetched) });
-  return { shown: layers || (isGrouped ? rank : "–"), held, name, lines: isLost ? [] : [kind, second].filter(Boolean) };
+  return { shown: layers || (isGrouped ? rank : stage ? "⇄" : "–"), held, name, lines: isLost ? [] : [kind, second].filter(Boolean) };
 }
 
 /** A peer: a circle with the size of its memory. The rim has its layers of the model, in the colour of its stage; the
  * ring inside shows how much of its memory is in use. Its name and figures are above, below or beside it. */
 function PeerMark(props) {
-  const { peer, at, radius, words, isGrouped, stage, turn, total, fetched, level, isLost, isChosen, choose, point } = props;
+  const { peer, at, radius, words, isGrouped, isSmall, stage, turn, total, fetched, level, isLost, isChosen, choose, point } = props;
   const used = usedOf(peer), models = Math.min(used, peer.total_bytes ? peer.reserved_bytes / peer.total_bytes : 0);
   const { shown, held, name, lines } = textsOf(props);
   // The label begins with the visible text in its order, so that users of voice control can say what they see.
@@ -110,8 +112,11 @@ function PeerMark(props) {
   const top = { above: -radiusOut - 11 - 16 * lines.length, below: radiusOut + 20, left: 4 - 8 * lines.length, right: 4 - 8 * lines.length }[words];
   const side = { left: -radiusOut - 9, right: radiusOut + 9 }[words] ?? 0;
   const classes = ["peer", `level-${level}`, stage && "holds", stage && stageClass(turn), isChosen && "chosen", isLost && "lost", `words-${words}`, peer.draining && "draining"].filter(Boolean).join(" ");
-  return html`<g class=${classes} transform="translate(${whole(at.x)} ${whole(at.y)})" role="button" tabindex="0" aria-pressed=${isChosen ? "true" : "false"} aria-label=${label}
-      onClick=${() => choose(peer.id)} onKeyDown=${pressed} onPointerEnter=${() => point(peer.id)} onPointerLeave=${() => point("")} onFocus=${() => point(peer.id)} onBlur=${() => point("")}>
+  const acts = isSmall ? {} : {
+    role: "button", tabindex: "0", "aria-pressed": isChosen ? "true" : "false", "aria-label": label, onClick: () => choose(peer.id), onKeyDown: pressed,
+    onPointerEnter: () => point(peer.id), onPointerLeave: () => point(""), onFocus: () => point(peer.id), onBlur: () => point(""),
+  };
+  return html`<g class=${classes} transform="translate(${whole(at.x)} ${whole(at.y)})" ...${acts}>
     <circle class="body" r=${radius} />
     ${stage && total > 0 && html`<${Arc} kind="rim" r=${radius} start=${stage.layers[0] / total} stop=${stage.layers[1] / total} />`}
     <${Arc} kind="gauge" r=${radius - INSIDE} start=${models} stop=${used} />

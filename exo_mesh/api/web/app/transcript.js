@@ -13,7 +13,7 @@ export function Transcript({ conversation, isRunning, acts, empty }) {
   const { id, messages } = conversation;
   const latest = useRef(acts);
   latest.current = acts;
-  const follow = () => { if (follows.current && place.current) place.current.scrollTop = place.current.scrollHeight; };
+  const follow = () => { if (follows.current && messages.length && place.current) place.current.scrollTop = place.current.scrollHeight; };
   useLayoutEffect(() => { follows.current = true; }, [id, messages.length]);
   useLayoutEffect(follow);
   const scrolled = () => {
