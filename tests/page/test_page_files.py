@@ -15,6 +15,7 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.assets import FOLDER, PageAssets
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.web.page_routes import content_security_policy
+from exo_mesh.cli.stage_colours import STAGE_COLOURS
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -134,6 +135,13 @@ def test_vendored_files_are_those_of_the_manifest() -> None:
         listed.update({f"{library['name']}/{name}": file["sha256"] for name, file in library["files"].items()})
     assert listed.keys() == found
     assert listed == {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for name in found}
+
+
+def test_the_stages_have_the_same_colours_on_the_page_and_in_a_terminal() -> None:
+    text = (FOLDER / "stages.css").read_text()
+    dark = re.findall(r"--stage-\d: light-dark\(#[0-9a-f]{6}, (#[0-9a-f]{6})\)", text)
+    assert tuple(dark) == STAGE_COLOURS
+    assert f"COLOURS = {len(dark)};" in (FOLDER / "app" / "who_computed.js").read_text()
 
 
 def test_the_page_is_small() -> None:
