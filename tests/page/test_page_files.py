@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -96,6 +97,12 @@ async def test_files_are_kept_by_browsers_and_change_their_path_with_their_conte
         assert reply.status == 404
 
 
+async def test_a_language_comes_compressed(api: Served) -> None:
+    async with api.http.get("/page/languages/de", headers={"Accept-Encoding": "gzip"}) as reply:
+        assert reply.headers["Content-Encoding"] == "gzip"
+        assert (await reply.json()).keys() == ENGLISH.keys()
+
+
 def test_the_version_changes_with_any_file(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
     before = PageAssets(tmp_path).version
@@ -154,6 +161,27 @@ def test_the_page_is_small() -> None:
     katex = sum(size for name, size in sizes.items() if name.startswith("vendor/katex/"))
     assert sum(sizes.values()) - katex <= 250_000
     assert sum(sizes.values()) <= 650_000
+
+
+def test_the_first_load_is_small() -> None:
+    """What the browser must have before it shows the chat: the document, its styles, the modules that main.js imports
+    statically, and two languages."""
+    assets, todo, found = PageAssets(), ["app/main.js", "strings/en.json", "strings/de.json"], {"index.html"}
+    todo += re.findall(r'href="{{base}}/([\w.]+)"', (FOLDER / "index.html").read_text())
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        text = (FOLDER / name).read_text()
+        todo += [
+            Path(os.path.normpath(Path(name).parent / other)).as_posix()
+            for other in re.findall(r'^(?:import|export) [^;]*?from "(\.[^"]+)"', text, re.MULTILINE)
+        ]
+    assert {"app/chat.js", "app/first_look.js", "app/ring.js", "stages.css"} <= found and "app/traces.js" not in found
+    bodies = [asset.body for name in found if (asset := assets.asset(name)) is not None]
+    assert len(bodies) == len(found)
+    assert sum(map(len, bodies)) <= 160_000
 
 
 def test_every_language_has_every_string() -> None:

@@ -78,7 +78,9 @@ class PageRoutes:
         texts = None if self._headless else await asyncio.to_thread(self._languages.texts, tag)
         if texts is None:
             return _no_page() if self._headless else plain_error("not_found", f"the page has no language {quoted(tag)}")
-        return json_response(dict(texts))
+        reply = json_response(dict(texts))
+        reply.enable_compression()
+        return reply
 
     async def file(self, request: web.Request) -> web.Response:
         """GET /page/{version}/{file}: a static file. Browsers may cache it for ever, as its path changes with it."""

@@ -1,23 +1,18 @@
 // The frame of the page: navigation, connection, key prompt. Each view has its own file.
-import { ChatView } from "./chat.js";
 import { openConversations } from "./conversations.js";
 import { MenuButton, closeDrawer } from "./drawer.js";
 import { Icon } from "./icons.js";
 import { KeyPrompt } from "./key_prompt.js";
-import { MeshView } from "./mesh_view.js";
-import { ModelsView } from "./models_view.js";
-import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh, openSession } from "./mesh.js";
 import { resume } from "./running.js";
-import { SettingsView } from "./settings_view.js";
 import { language, loadStrings, t } from "./strings.js";
 import { applyTheme } from "./theme.js";
 import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
+import { VIEW_NAMES, fetchViews, viewOf } from "./views.js";
 
-const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView, settings: SettingsView };
 function viewInAddress() {
   const name = location.hash.replace("#/", "");
-  return name in VIEWS ? name : "chat";
+  return VIEW_NAMES.includes(name) ? name : "chat";
 }
 
 function App() {
@@ -33,14 +28,14 @@ function App() {
       removeEventListener("exo-preferences", redraw);
     };
   }, []);
-  const View = VIEWS[view];
+  const View = viewOf(view, redraw);
   useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
       <${Mark} />
       <nav aria-label=${t("nav.label")}>
-        ${Object.keys(VIEWS).map((name) => html`
+        ${VIEW_NAMES.map((name) => html`
           <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined} onClick=${closeDrawer}><${Icon} name=${name} /><span>${t(`nav.${name}`)}</span></a>`)}
       </nav>
       <${Connection} />
@@ -48,7 +43,7 @@ function App() {
     <div class="scrim" onClick=${closeDrawer}></div>
     <main id="main" tabindex="-1" class="view-${view}">
       ${view !== "chat" && html`<div class="bar only-narrow"><${MenuButton} /><div class="heading">${t(`nav.${view}`)}</div></div>`}
-      <${View} />
+      ${View && html`<${View} />`}
     </main>
     ${mesh.needsKey && html`<${KeyPrompt} />`}`;
 }
@@ -81,3 +76,4 @@ render(html`<${App} />`, place);
 await openSession(); // before anything is asked, so that each answer belongs to the session
 follow();
 resume();
+fetchViews();
