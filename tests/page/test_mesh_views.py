@@ -42,7 +42,7 @@ async def test_a_model_is_placed_by_preview_watched_tended_and_recovers() -> Non
 async def _place_by_preview(page: Any) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Models").click()
+    await page.locator("nav").get_by_role("link", name="Models").click()
     await page.get_by_role("button", name=f"Place … {MODEL}").click()
     way = page.locator(".way", has_text="Peers: 2").first
     await expect(way.locator("tbody tr")).to_have_count(2)
@@ -53,13 +53,13 @@ async def _place_by_preview(page: Any) -> None:
     await page.get_by_role("button", name="Place with these layers").click()
     await expect(page.locator(".stages li")).to_have_count(2)
     await page.locator(".pill.state-ready").first.wait_for(timeout=30_000)
-    assert (await page.locator(".stages li").first.inner_text()).startswith("peer-1 layers 0–2")
+    assert (await page.locator(".stages li").first.inner_text()).strip().startswith("peer-1 layers 0–2")
 
 
 async def _tend_a_peer(page: Any, mesh: LocalMesh) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Mesh").click()
+    await page.locator("nav").get_by_role("link", name="Mesh").click()
     await page.locator("svg.ring .hop.flowing").first.wait_for(timeout=15_000)
     idle = page.locator("svg.ring .peer:not(.holds)")
     await idle.hover()
@@ -93,7 +93,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
 async def _stop_the_answer(page: Any) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Models").click()
+    await page.locator("nav").get_by_role("link", name="Models").click()
     answers = page.locator(".answers")
     await expect(answers).to_contain_text("Running answers: 1", timeout=15_000)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
