@@ -14,7 +14,7 @@ import pytest
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.api.scripted_mesh import ScriptedMesh, served
-from tests.page.chromium import MODEL, PHONE, needs_chromium, page_at
+from tests.page.chromium import MODEL, PHONE, needs_chromium, open_view, page_at
 from tests.page.mesh_fixture import mesh_state
 
 pytestmark = needs_chromium
@@ -93,7 +93,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
 async def _stop_the_answer(page: Any) -> None:
     from playwright.async_api import expect
 
-    await page.locator("nav").get_by_role("link", name="Models").click()
+    await open_view(page, "models")
     answers = page.locator(".answers")
     await expect(answers).to_contain_text("Running answers: 1", timeout=15_000)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
