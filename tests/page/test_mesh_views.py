@@ -130,6 +130,8 @@ async def test_a_hidden_tab_asks_for_nothing(scripted: ScriptedMesh) -> None:
     looked: list[int] = []
     scripted.services.observation.state = lambda: looked.append(1) or mesh_state(2)  # type: ignore[method-assign]
     async with served(scripted, ApiOptions(live_interval_s=0.02)) as api, page_at(f"{api.url}/#/mesh") as page:
+        await open_view(page, "settings")  # the last view that the page fetches
+        await open_view(page, "mesh")
         await page.locator("svg.ring .peer").first.wait_for()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
