@@ -57,6 +57,7 @@ from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
 from exo_mesh.api.webtools.handlers import WebToolRoutes
+from exo_mesh.api.webtools.pdf_text import PdfRoutes
 from exo_mesh.base.random_hex import random_hex
 from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.logs import current_request, current_trace
@@ -163,6 +164,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *OllamaEmbeddingRoutes(context, vectors).table(),
         *TextRoutes(context).table(),
         *WebToolRoutes(context).table(),
+        *PdfRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
         *ScrapeTargetRoutes(context).table(),

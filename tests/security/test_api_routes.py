@@ -137,6 +137,7 @@ ROUTES: dict[tuple[str, str], str] = {
     **{(method, path): "read" for path in READ for method in ("GET", "HEAD")},
     **{("POST", path): "chat" for path in CHAT},
     **{("POST", f"/v1/tools/{name}"): "browse" for name in ("web_search", "open_url", "extract_page")},
+    ("POST", "/v1/tools/pdf_text"): "chat",
     ("POST", "/instance"): "change",
     ("POST", "/api/pull"): "change",
     ("POST", "/ollama/api/pull"): "change",

@@ -21,7 +21,7 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 });
 
 /** How a growing text is read: blocks with their source, and safe HTML of a text, or of a text inside a paragraph. */
-const reading = {
+export const reading = {
   blocks: (text) => marked.lexer(text),
   html: (text) => DOMPurify.sanitize(marked.parse(text), SAFE),
   inline: (text) => DOMPurify.sanitize(marked.parseInline(text), SAFE),
