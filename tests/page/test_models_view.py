@@ -36,7 +36,7 @@ def card(name: str, size: int, *aliases: str) -> dict[str, Any]:
 
 
 SERVER = {"engine": "openai", "server": "127.0.0.1:8080", "model": "writer", "gets_text": True}
-WRITER = model("writer", num_bytes=1, num_layers=1, status="served", served_by=[SERVER])
+WRITER = model("writer", num_bytes=0, num_layers=0, status="served", served_by=[SERVER])
 CARDS = [card("o/Small-1B", 2, "small:1b"), card("p/Large-30B", 60, "large"), card("q/Huge-400B", 800, "huge")]
 
 
