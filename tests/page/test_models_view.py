@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.domain.reports import StateReport
@@ -162,6 +164,47 @@ async def test_an_empty_chat_shows_the_mesh_three_questions_and_the_next_steps(s
             await page.locator(".small-mesh").focus()
             await page.keyboard.press("Enter")
             await page.locator("main.view-mesh").wait_for()
+
+
+@pytest.mark.parametrize("locale", ["en-US", "de-DE"])
+async def test_what_is_new_fits_every_width(scripted: ScriptedMesh, locale: str) -> None:
+    models = [model("org/big-70b"), model("org/" + "very-" * 20 + "long", num_bytes=900 * GB), WRITER]
+    async with shown(scripted, mesh_state(5, fetched=0.25), models, locale=locale) as page:
+        for width in (390, 768, 1280, 1920):
+            await page.set_viewport_size({"width": width, "height": 900})
+            for name in ("models", "mesh", "chat"):
+                await open_view(page, name)
+                wide = "(document.querySelector('main').scrollWidth > document.querySelector('main').clientWidth)"
+                assert not await page.evaluate(f"document.documentElement.scrollWidth > innerWidth || {wide}"), name
+
+
+async def test_a_model_is_found_placed_and_pulled_with_the_keyboard_only(scripted: ScriptedMesh) -> None:
+    from playwright.async_api import expect
+
+    async with shown(scripted, mesh_state(3), [model("org/big-70b", status="downloaded")]) as page:
+        await page.locator("#main").focus()
+        await tab_to(page, "Pull o/Small-1B")
+        async with page.expect_request("**/download/start") as asked:
+            await page.keyboard.press("Enter")
+        assert (await asked.value).post_data_json == {"model": "o/Small-1B"}
+        await tab_to(page, "Place … org/big-70b")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("form", name="Place org/big-70b")).to_be_visible()
+        await open_view(page, "mesh")
+        await page.locator("#main").focus()
+        await page.keyboard.press("Tab")
+        await expect(page.locator(".ring .peer").first).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".peer-card.chosen")).to_have_count(1)
+
+
+async def tab_to(page: Any, name: str) -> None:
+    """Press Tab until a button of this name has the focus."""
+    for _ in range(40):
+        await page.keyboard.press("Tab")
+        if await page.evaluate("document.activeElement.textContent") == name:
+            return
+    raise AssertionError(f"Tab leads to no button {name}")
 
 
 @needs_axe

@@ -45,7 +45,7 @@ function figuresOf(link) {
 /** An arc from one member to the next, bent so that both directions between two members are visible. */
 export function Hop({ from, to, isPair, isOutside, flow, link }) {
   const { middle, normal } = hopOf(from, to, isPair);
-  const away = (isOutside ? 1 : -1) * (8 + 30 * Math.abs(normal.x) + 18 * Math.abs(normal.y));
+  const away = (isOutside ? 1 : -1) * (8 + 38 * Math.abs(normal.x) + 18 * Math.abs(normal.y));
   const words = { x: middle.x + normal.x * away, y: middle.y + normal.y * away };
   const figures = figuresOf(link);
   return html`<g class="hop ${flow ? `flowing flow-${flow}` : ""}">
