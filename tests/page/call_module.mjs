@@ -3,6 +3,8 @@
 import { readFileSync } from "node:fs";
 
 globalThis.localStorage = { getItem: () => process.argv[2] ?? "en" };
+globalThis.sessionStorage = { getItem: () => null, setItem() {}, removeItem() {} };
+globalThis.location = { origin: "http://here", hash: "" };
 globalThis.document = { documentElement: {} };
 globalThis.navigator ??= { languages: ["en"] };
 globalThis.fetch = async (url) => ({ ok: true, json: async () => JSON.parse(readFileSync(String(url).startsWith("file:") && !String(url).includes("/page/languages") ? url : new URL(`./strings/${String(url).split("/").pop()}.json`, import.meta.url), "utf-8")) });

@@ -138,3 +138,18 @@ def restart(live: dict[str, Any]) -> dict[str, Any]:
     """The instance with another process in its last stage."""
     instance = live["instances"]["m-1"]
     return {"m-1": {**instance, "stages": [instance["stages"][0], {**instance["stages"][1], "pid": 9}]}}
+
+
+@needs_node
+def test_only_text_from_another_node_means_that_the_entry_peer_stopped(tmp_path: Path) -> None:
+    """The page may leave its node for the live data while the answer still comes from there."""
+
+    def grown(text: str, base: str) -> tuple[str, str, list[Any]]:
+        return ("attribution", "workOf", ["r", {"text": text, "reasoning": "", "base": base}, None])
+
+    known = call_page(
+        tmp_path, [grown("a", "http://a"), grown("ab", "http://a"), grown("a", "http://b"), grown("abc", "http://b")]
+    )
+    assert known[:3] == [None, None, None], "the shorter text of the other node is not shown yet"
+    (entry,) = known[3]["changes"]
+    assert entry["entry"] == {"left": "a", "next": "b"} and entry["pause_s"] >= 0

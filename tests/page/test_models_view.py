@@ -166,6 +166,21 @@ async def test_an_empty_chat_shows_the_mesh_three_questions_and_the_next_steps(s
             await page.locator("main.view-mesh").wait_for()
 
 
+async def test_in_a_closed_mesh_an_admin_makes_a_code_in_the_empty_chat(scripted: ScriptedMesh) -> None:
+    from playwright.async_api import expect
+
+    state = mesh_state(2)
+    state.health.mesh = "closed"
+    async with shown(scripted, state, []) as page:
+        await open_view(page, "chat")
+        step = page.locator(".step", has_text="Add a machine")
+        await expect(step).to_contain_text("typed or as a QR code")
+        await step.get_by_role("button", name="Show a code").click()
+        await expect(step.get_by_role("button", name="Create code")).to_be_enabled()
+        await expect(page.locator(".step").first).to_contain_text("Get a model for this mesh")
+        assert await page.locator(".questions").count() == 0, "there is no model to ask"
+
+
 @pytest.mark.parametrize("locale", ["en-US", "de-DE"])
 async def test_what_is_new_fits_every_width(scripted: ScriptedMesh, locale: str) -> None:
     models = [model("org/big-70b"), model("org/" + "very-" * 20 + "long", num_bytes=900 * GB), WRITER]

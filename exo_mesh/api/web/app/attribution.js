@@ -7,35 +7,35 @@ import { joined, rangeText, sentence, stageClass, takeovers } from "./who_comput
 const ASK_MS = 2000; // an answer does not wait longer for this
 const kept = new Map(); // request id → what is known of a running answer
 
-/** What is known of who computes a running answer; asks the entry peer again when the rings of the mesh have changed.
+/** What is known of who computes a running answer; asks its node again when the rings of the mesh have changed.
  * changed(): called when more is known. */
 export function workOf(requestId, answer, changed) {
-  const one = kept.get(requestId) ?? { base: mesh.base, earlier: [], legs: [], entries: [], document: null, rings: "", length: 0, grewAt: 0, gap: null, isAsking: false };
+  const one = kept.get(requestId) ?? { base: answer.base, earlier: [], legs: [], entries: [], document: null, rings: "", length: 0, grewAt: 0, pause_s: null, asking: null };
   kept.set(requestId, one);
   const length = answer.text.length + answer.reasoning.length, now = Date.now();
-  if (one.base !== mesh.base && !one.gap) one.gap = { left: nameOf(one.base), since: one.grewAt };
   if (length > one.length) {
-    if (one.gap) passOn(one, now);
+    if (one.base !== answer.base) passOn(one, answer.base, now);
     Object.assign(one, { length, grewAt: now });
     if (hasChanged(one)) ask(requestId, one).then(changed);
   }
   return shown(one);
 }
 
-/** What is known at the end of an answer; forgets the request. */
-export async function finalWork(requestId) {
+/** What is known at the end of an answer; forgets the request. isStopped: the reader does not wait for more. */
+export async function finalWork(requestId, isStopped) {
   const one = kept.get(requestId);
   if (!one) return null;
-  await ask(requestId, one);
   kept.delete(requestId);
+  await one.asking;
+  if (!isStopped) await ask(requestId, one);
   return shown(one);
 }
 
 /** The answer has grown at another node for the first time: its legs come after those of the node before. */
-function passOn(one, now) {
-  const pause_s = one.gap.since ? (now - one.gap.since) / 1000 : null;
-  one.entries.push({ lost: [], took: [], restarted: [], pause_s, entry: { left: one.gap.left, next: nameOf(mesh.base) } });
-  Object.assign(one, { base: mesh.base, earlier: shownLegs(one), legs: [], pause_s, gap: null, rings: "" });
+function passOn(one, base, now) {
+  const pause_s = one.grewAt ? (now - one.grewAt) / 1000 : null;
+  if (one.grewAt) one.entries.push({ lost: [], took: [], restarted: [], pause_s, entry: { left: nameOf(one.base), next: nameOf(base) } });
+  Object.assign(one, { base, earlier: shownLegs(one), legs: [], pause_s, rings: "" });
 }
 
 /** Whether the rings of the mesh are others than at the last question. */
@@ -48,18 +48,16 @@ function hasChanged(one) {
   return isOther;
 }
 
-async function ask(requestId, one) {
-  if (one.isAsking) return;
-  one.isAsking = true;
-  const base = one.base;
-  try {
-    const reply = await fetchAt(base, `/v1/requests/${encodeURIComponent(requestId)}/stages`, { signal: AbortSignal.timeout(ASK_MS) }, ASK_MS);
-    if (reply.ok && base === one.base) one.legs = (await reply.json()).legs;
-  } catch {} // the node has gone, or is of an older version: what is known stays
-  one.isAsking = false;
+function ask(requestId, one) {
+  const { base } = one;
+  one.asking ??= fetchAt(base, `/v1/requests/${encodeURIComponent(requestId)}/stages`, { signal: AbortSignal.timeout(ASK_MS) }, ASK_MS)
+    .then(async (reply) => { if (reply.ok && base === one.base) one.legs = (await reply.json()).legs; })
+    .catch(() => {}) // the node has gone, or is of an older version: what is known stays
+    .finally(() => { one.asking = null; });
+  return one.asking;
 }
 
-const shownLegs = (one) => joined(one.earlier, one.legs, one.pause_s ?? null);
+const shownLegs = (one) => joined(one.earlier, one.legs, one.pause_s);
 
 /** {stages, changes} as it is kept with the message: who computed the last part, and what happened before. */
 function shown(one) {

@@ -104,7 +104,7 @@ async function read(conversation) {
   };
   changed(id);
   const answer = await follow(body, key, requestId, clock, show, stop.signal);
-  answer.work = await finalWork(requestId);
+  answer.work = await finalWork(requestId, stop.signal.aborted);
   cancelAnimationFrame(frame);
   if (answer.error?.code === "superseded") {
     forget(id);
