@@ -48,7 +48,8 @@ async def page_at(url: str, *members: str, **context: Any) -> AsyncIterator[Any]
     allowed = {urlsplit(one).netloc for one in (url, *members)} | {""}  # blob: and data: have no address
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = await browser.new_context(**{"locale": "en-US", "viewport": {"width": 1024, "height": 768}, **context})
+        usual = {"locale": "en-US", "viewport": {"width": 1024, "height": 768}, "service_workers": "block"}
+        opened = await browser.new_context(**{**usual, **context})
         opened.set_default_timeout(20_000)
         page = await opened.new_page()
         page.on("pageerror", lambda error: found.append(f"error: {error}"))

@@ -117,7 +117,7 @@ async def test_nothing_else_is_served(api: Served, name: str) -> None:
 
 async def test_a_headless_node_has_no_page(scripted: ScriptedMesh) -> None:
     async with served(scripted, ApiOptions(headless=True)) as api:
-        for path in ("/", "/dashboard", f"{PageAssets().base}/style.css"):
+        for path in ("/", "/dashboard", "/service-worker.js", f"{PageAssets().base}/style.css"):
             async with api.http.get(path, headers=HTML) as reply:
                 assert (reply.status, reply.content_type) == (404, "application/json")
                 assert (await reply.json())["error"]["code"] == "not_found"
@@ -194,7 +194,7 @@ def test_every_language_has_every_string() -> None:
 def test_every_string_that_the_page_shows_exists() -> None:
     text = "\n".join(path.read_text() for path in OWN)
     used = set(re.findall(r'"([a-z]+\.\w+)"', text)) - {
-        f"exo.{name}" for name in ("key", "token", "session", "theme", "language", "presets")
+        f"exo.{name}" for name in ("key", "token", "session", "theme", "language", "presets", "members")
     }
     groups = set(re.findall(r"t\(`([a-z]+)\.\$\{", text))
     assert used <= ENGLISH.keys()
@@ -215,6 +215,21 @@ def test_the_documents_show_all_pictures_and_these_are_small() -> None:
     assert shown == pictures.keys()
     assert len(pictures) <= 9
     assert max(pictures.values()) <= 60_000
+
+
+async def test_the_page_can_be_installed_and_its_worker_keeps_all_its_files(api: Served) -> None:
+    assets = PageAssets()
+    manifest = assets.asset("app.webmanifest")
+    assert manifest is not None and manifest.content_type == "application/manifest+json"
+    described = json.loads(gzip.decompress(manifest.body))
+    assert (described["start_url"], described["display"]) == ("/dashboard", "standalone")
+    async with api.http.get("/service-worker.js") as reply:
+        assert (reply.status, reply.content_type) == (200, "text/javascript")
+        assert reply.headers["Cache-Control"] == "no-cache"
+        text = await reply.text()
+    kept = json.loads("[" + text.partition("const FILES = [")[2].partition("];")[0] + "]")
+    assert set(kept) == {f"{assets.base}/{name}" for name in assets.names - {"index.html", "worker.js"}}
+    assert f'const VERSION = "{assets.version}";' in text and "{{" not in text
 
 
 def test_files_compress_the_same_each_time() -> None:

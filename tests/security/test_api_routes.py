@@ -21,6 +21,7 @@ TOKEN = PREFIX + "A" * 43
 OPEN = {
     "/",
     "/dashboard",
+    "/service-worker.js",
     "/page/{version}/{file}",
     "/page/languages",
     "/page/languages/{tag}",

@@ -42,6 +42,10 @@ class PageRoutes:
         return [
             Route("GET", ("/",), self.root, OPEN, "The page for browsers, else a JSON overview", errors=(404,)),
             Route("GET", ("/dashboard",), self.dashboard, OPEN, "The page", content_type="text/html", errors=(404,)),
+            Route(
+                "GET", ("/service-worker.js",), self.worker, OPEN, "Keeps the files of the page in the browser",
+                content_type="text/javascript", errors=(404,),
+            ),
             Route("GET", (PREFIX + "/languages",), self.languages, OPEN, "The languages of the page", errors=(404,)),
             Route("GET", (PREFIX + "/languages/{tag}",), self.language, OPEN, "The texts of a language", errors=(404,)),
             Route(
@@ -64,6 +68,13 @@ class PageRoutes:
     async def dashboard(self, request: web.Request) -> web.Response:
         """GET /dashboard: the page, whatever Accept header the client sends."""
         return _no_page() if self._headless else self._page()
+
+    async def worker(self, request: web.Request) -> web.Response:
+        """GET /service-worker.js: it must lie above all that it keeps."""
+        if self._headless:
+            return _no_page()
+        headers = {hdrs.CACHE_CONTROL: "no-cache"}
+        return web.Response(text=self._assets.worker, content_type="text/javascript", headers=headers)
 
     async def languages(self, request: web.Request) -> web.Response:
         """GET /page/languages: the tags of the languages that the page offers, English first."""
@@ -122,6 +133,8 @@ def content_security_policy(urls: list[str]) -> str:
         "font-src": "'self'",
         "img-src": "'self' data:",
         "connect-src": " ".join(["'self'", *urls]),
+        "manifest-src": "'self'",
+        "worker-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
