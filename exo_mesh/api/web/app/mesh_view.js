@@ -7,7 +7,7 @@ import { Ring, levelOf, stateOf } from "./ring.js";
 import { RingTip } from "./ring_tip.js";
 import { html, useEffect, useReducer, useState } from "./ui.js";
 import { t } from "./strings.js";
-import { COLOURS, sentence, stageClass } from "./who_computed.js";
+import { COLOURS, rangeText, sentence, stageClass } from "./who_computed.js";
 
 const TICK_MS = 250;
 const narrow = matchMedia("(max-width: 720px)");
@@ -76,7 +76,7 @@ function Recovery({ instance, live }) {
   }, []);
   const name = (stage) => live.peers[stage.peer]?.name ?? t("ring.lost");
   return html`<section class="reason level-degraded recovery" role="status"><strong><span class="spinner" aria-hidden="true"></span> ${t("mesh.recovering", { model: instance.model, time: seconds((performance.now() - began) / 1000) })}</strong>
-    <span>${instance.stages.map((stage) => `${name(stage)} ${stage.layers[0]}–${stage.layers[1] - 1}`).join(" → ")}</span></section>`;
+    <span>${instance.stages.map((stage) => `${name(stage)} ${rangeText(stage.layers)}`).join(" → ")}</span></section>`;
 }
 
 function Health({ health, peers }) {

@@ -26,7 +26,7 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
     <${MemoryBar} peer=${peer} />
     <p class="quiet">${!peer.total_bytes ? t("mesh.memoryUnknown") : t("mesh.memory", { free: bytes(peer.usable_bytes), total: bytes(peer.total_bytes), held: bytes(peer.reserved_bytes) })}</p>
     <dl>
-      ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).join(", ")}</dd>`)}
+      ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).filter((one) => one !== "dummy" || device.engine === one).join(", ")}</dd>`)}
       <dt>${t("mesh.load")}</dt><dd>${number(peer.load, 2)}${peer.devices?.[0]?.cores ? ` / ${t("mesh.cores", { n: peer.devices[0].cores })}` : ""}</dd>
       ${known.map(([name, value]) => value && html`<dt>${name}</dt><dd>${value}</dd>`)}
       ${accelerators.map((one) => html`<dt>${one.id}</dt><dd title=${t("mesh.sources", { names: sourcesOf(one) })}>${[one.name, ...figuresOf(one)].join(" · ")}</dd>`)}
