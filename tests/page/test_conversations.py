@@ -193,3 +193,30 @@ async def test_a_second_tab_shows_an_answer_and_takes_it_over_when_the_first_one
         answer = await whole_answer(other)
         assert (answer["tokens"], answer["error"]) == (150, None)
         await expect(other.get_by_role("button", name="Send")).to_be_visible()
+
+
+async def test_a_long_history_is_imported_searched_and_opened_in_parts(mesh: LocalMesh) -> None:
+    """500 conversations and 5 MB: each is found, and only a part of them and of a long conversation is drawn."""
+    from playwright.async_api import expect
+
+    def long(name: str, turns: int, updated: float) -> dict[str, Any]:
+        turn = (said(f"question of {name}"), answered("some **words** of an answer " * 37))
+        return conversation(name, *turn * turns, updated=updated)
+
+    given = [long(f"talk {number}", 9, 1e12 - number) for number in range(499)]
+    given.insert(0, long("the long one", 300, 1e12 + 1))
+    assert len(json.dumps(given)) > 5_000_000
+    async with page_at(*mesh.api_urls) as page:
+        await import_conversations(page, given)
+        await expect(page.locator(".bar .heading")).to_have_text("the long one")
+        assert 6 <= await page.locator(".message").count() < 120
+        await page.get_by_role("button", name="Show earlier messages").click()
+        assert 120 < await page.locator(".message").count() < 240
+        await page.reload()
+        await expect(page.locator(".list .title")).to_have_count(200)
+        await page.get_by_role("button", name="Show 300 more").click()
+        await expect(page.locator(".list .title")).to_have_count(400)
+        await page.get_by_label("Search").fill("question of talk 498")
+        await expect(page.locator(".list .title")).to_have_text(["talk 498"])
+        await page.locator(".list .title").click()
+        await expect(page.locator(".bubble").first).to_have_text("question of talk 498")

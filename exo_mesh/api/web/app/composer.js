@@ -3,6 +3,7 @@
 import { FileError, MOST_FILES, textFileOf } from "./attachments.js";
 import { ContextRing } from "./context_ring.js";
 import { contextLimit, tokensOf } from "./context_use.js";
+import { bytes } from "./format.js";
 import { Icon, IconButton } from "./icons.js";
 import { mesh } from "./mesh.js";
 import { MOST_IMAGES, dataUrlOf, takesImages } from "./pictures.js";
@@ -116,10 +117,12 @@ function Attach({ add }) {
 
 function ModelChoice({ conversation, models, loaded, isRunning, change }) {
   const { model } = conversation;
+  const ready = models.filter((one) => ["loaded", "served"].includes(one.status)), rest = models.filter((one) => !ready.includes(one));
   return html`<label class="model-choice chip"><span class="hidden">${t("chat.model")}</span>
     <select value=${model} disabled=${isRunning} title=${model} onChange=${(event) => change({ model: event.target.value })}>
       ${models.every((one) => one.id !== model) && html`<option value=${model}>${model || t(loaded ? "chat.noModel" : "chat.looking")}</option>`}
-      ${models.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}${["loaded", "served"].includes(one.status) ? "" : ` (${t("models.notLoaded")})`}</option>`)}
+      ${[["chat.ready", ready], ["chat.onDisk", rest]].filter(([, list]) => list.length).map(([key, list]) => html`<optgroup key=${key} label=${t(key)}>
+        ${list.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}${key === "chat.onDisk" && one.num_bytes ? ` · ${bytes(one.num_bytes)}` : ""}</option>`)}</optgroup>`)}
     </select></label>`;
 }
 

@@ -4,7 +4,7 @@ import { Icon, IconButton } from "./icons.js";
 import { Menu } from "./menu.js";
 import { Sure } from "./parts.js";
 import { stop } from "./running.js";
-import { html, useMemo, useRef, useState } from "./ui.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
 const SHOWN = 200; // rows at first; more with a button, so that a long history costs nothing
@@ -66,11 +66,7 @@ export function ConversationList({ current, show, close, setNote, redraw }) {
 
 function Row({ one, isCurrent, what, actions, show, change, remove, leave }) {
   const title = one.title || t("chat.untitled");
-  if (what === "rename") {
-    const submit = (event) => { event.preventDefault(); change(one, { title: event.target.elements[0].value.trim().slice(0, 200) }); };
-    const pressed = (event) => { if (event.key === "Escape") { event.preventDefault(); leave(); } };
-    return html`<li class="current"><form class="rename" onSubmit=${submit} onKeyDown=${pressed}><input aria-label=${t("chat.title")} value=${one.title} ref=${(field) => field?.focus()} /></form></li>`;
-  }
+  if (what === "rename") return html`<li class="current"><${Rename} title=${one.title} save=${(name) => change(one, { title: name })} leave=${leave} /></li>`;
   if (what === "delete") {
     return html`<li class="asks"><${Sure} label=${t("chat.remove")} question=${t("chat.sure", { title })} asked no=${leave} act=${() => remove(one)} /></li>`;
   }
@@ -78,6 +74,14 @@ function Row({ one, isCurrent, what, actions, show, change, remove, leave }) {
     <button type="button" class="title" title=${title} aria-current=${isCurrent ? "true" : undefined} onClick=${() => show(one)}>
       ${one.running && html`<span class="spinner" role="img" aria-label=${t("chat.answering")}></span>`}<span dir="auto">${title}</span></button>
     <${Menu} label=${t("chat.actions", { title })} items=${actions(one)} /></li>`;
+}
+
+function Rename({ title, save, leave }) {
+  const field = useRef(null);
+  useLayoutEffect(() => field.current.select(), []);
+  const submit = (event) => { event.preventDefault(); save(field.current.value.trim().slice(0, 200)); };
+  const pressed = (event) => { if (event.key === "Escape") { event.preventDefault(); leave(); } };
+  return html`<form class="rename" onSubmit=${submit} onKeyDown=${pressed}><input ref=${field} aria-label=${t("chat.title")} value=${title} /></form>`;
 }
 
 const fileName = (one) => (one.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60);

@@ -140,13 +140,14 @@ async function finish(conversation, answer, entry) {
     const texts = await Promise.all(calls.map(resultOf));
     results = calls.map((one, index) => ({ role: "tool", call: one.id, name: one.name, content: texts[index] }));
   }
-  conversation.messages = [...conversation.messages, made, ...results];
-  conversation.updated = Date.now();
+  const kept = readConversation(id); // null if it was deleted; another object if another tab has written it
+  const now = kept ?? conversation;
+  now.messages = [...now.messages, made, ...results];
+  now.updated = Date.now();
   forget(id);
-  conversation.running = null;
-  const isKept = Boolean(readConversation(id)); // it may have been deleted in the meantime
-  if (goesOn && isKept && !entry.stop.signal.aborted) start(conversation, { round: round + 1 });
-  else if (isKept) saveConversation(conversation);
+  now.running = null;
+  if (goesOn && kept && !entry.stop.signal.aborted) start(now, { round: round + 1 });
+  else if (kept) saveConversation(now);
 }
 
 export function stop(id) {
