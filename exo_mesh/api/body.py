@@ -46,9 +46,9 @@ MAX_CHAINED = 8
 """Most errors of a chain of causes whose variables are cleared."""
 
 
-async def read_body(request: web.Request, silence_s: float) -> bytes:
-    """Read the whole body, unpack it, and count its values. silence_s: how long the client may pause before the end of
-    the body.
+async def read_body(request: web.Request, silence_s: float, *, is_json: bool = True) -> bytes:
+    """Read the whole body, unpack it, and count its values if it is JSON. silence_s: how long the client may pause
+    before the end of the body.
 
     Raises InputError, BodiesWaitError, HTTPRequestTimeout or HTTPRequestEntityTooLarge.
     """
@@ -57,11 +57,11 @@ async def read_body(request: web.Request, silence_s: float) -> bytes:
         raise InputError(f"Content-Encoding is {quoted(encoding)}; it must be gzip, deflate or identity")
     caller = request[CALLER]
     hold = request[HOLD] = BodyHold(request.app[BODY_ROOMS], caller.key_id or request.remote or "")
-    values = ValueCounter()
+    values = ValueCounter() if is_json else None
     body = await _receive(
         request, silence_s, hold, values, None if encoding in ("", "identity") else Unpacker(encoding)
     )
-    await hold.working(len(body), values.count)
+    await hold.working(len(body), 0 if values is None else values.count)
     return body
 
 
@@ -107,7 +107,7 @@ def _drop_variables(error: BaseException) -> None:
 
 
 async def _receive(
-    request: web.Request, silence_s: float, hold: BodyHold, values: ValueCounter, unpacker: Unpacker | None
+    request: web.Request, silence_s: float, hold: BodyHold, values: ValueCounter | None, unpacker: Unpacker | None
 ) -> bytes:
     """The bytes of the body. Nothing more is read from the client's socket while the body waits for its room or for its
     turn. A packed body that is not small takes the room of the largest one.
@@ -133,8 +133,9 @@ async def _receive(
                     await hold.arriving(most)
                 await hold.rooms.reading.take()
             body += part
-            values.add(part)
-            check_values(values.count)
+            if values is not None:
+                values.add(part)
+                check_values(values.count)
     if unpacker is not None:
         unpacker.end()
     return cast(bytes, body)  # a copy would double the memory of a large body

@@ -47,7 +47,8 @@ class ModelListRoutes:
             case "unusable":
                 return json_response({"object": "list", "data": self._unusable_objects()})
             case "known":
-                known = [known_object(card, self._started_at) for card in self._models.cards_without_files()]
+                cards = self._models.cards_without_files()
+                known = [known_object(card, self._started_at, self._models.engines_of(card)) for card in cards]
                 return json_response({"object": "list", "data": known})
             case other:
                 message = f"status is {quoted(other)}; it must be {STATUSES}"

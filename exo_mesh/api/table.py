@@ -151,6 +151,8 @@ TABLE: tuple[RouteGroup, ...] = (
     RouteGroup(".prefix_routes:PrefixRoutes", (
         Route("GET", ("/v1/requests/{id}/prefix",), "explain", USE,
               "Where the prompt of a request parted from what was kept", errors=(404,)),
+        Route("GET", ("/v1/requests/{id}/stages",), "stages", USE,
+              "Which stages computed an answer, and which took over", errors=(404,)),
     )),
     RouteGroup(".ollama.generation:OllamaGenerationRoutes", (
         Route("POST", ("/api/chat", "/ollama/api/chat"), "chat", USE, "Answer a conversation (Ollama)",
@@ -213,6 +215,10 @@ TABLE: tuple[RouteGroup, ...] = (
               body=".webtools.handlers:OpenBody", reply=".webtools.handlers:OpenReply", errors=WEB_ERRORS),
         Route("POST", ("/v1/tools/extract_page",), "extract", USE, "The text of a page of the web",
               body=".webtools.handlers:ExtractBody", reply=".webtools.handlers:ExtractReply", errors=WEB_ERRORS),
+    )),
+    RouteGroup(".webtools.pdf_text:PdfRoutes", (
+        Route("POST", ("/v1/tools/pdf_text",), "pdf_text", USE, "The text of a PDF, which is the body",
+              reply=".webtools.pdf_text:PdfReply", errors=(400, 408, 413, 429, 503)),
     )),
     # before /instance/{id}, which would read `placement` as an id
     RouteGroup(".compat.seed:SeedRoutes", (
@@ -364,6 +370,8 @@ TABLE: tuple[RouteGroup, ...] = (
     RouteGroup(".web.page_routes:PageRoutes", (
         Route("GET", ("/",), "root", OPEN, "The page for browsers, else a JSON overview", errors=(404,)),
         Route("GET", ("/dashboard",), "dashboard", OPEN, "The page", content_type="text/html", errors=(404,)),
+        Route("GET", ("/service-worker.js",), "worker", OPEN, "Keeps the files of the page in the browser",
+              content_type="text/javascript", errors=(404,)),
         Route("GET", (PREFIX + "/languages",), "languages", OPEN, "The languages of the page", errors=(404,)),
         Route("GET", (PREFIX + "/languages/{tag}",), "language", OPEN, "The texts of a language", errors=(404,)),
         Route("GET", (PREFIX + "/{version}/{file:.+}",), "file", OPEN, "A file of the page",

@@ -246,6 +246,7 @@ class NodeParts:
             observation,
             self.phase,
             obeys_peers=self.credentials is not None or self.settings.open_admin,
+            engines_for=self.registry.supporting,
         )
 
     @property

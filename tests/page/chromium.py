@@ -48,7 +48,8 @@ async def page_at(url: str, *members: str, **context: Any) -> AsyncIterator[Any]
     allowed = {urlsplit(one).netloc for one in (url, *members)} | {""}  # blob: and data: have no address
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = await browser.new_context(**{"locale": "en-US", "viewport": {"width": 1024, "height": 768}, **context})
+        usual = {"locale": "en-US", "viewport": {"width": 1024, "height": 768}, "service_workers": "block"}
+        opened = await browser.new_context(**{**usual, **context})
         opened.set_default_timeout(20_000)
         page = await opened.new_page()
         page.on("pageerror", lambda error: found.append(f"error: {error}"))
@@ -62,7 +63,7 @@ async def page_at(url: str, *members: str, **context: Any) -> AsyncIterator[Any]
 
 
 async def view_names(page: Any) -> list[str]:
-    """As the addresses of the page name them: `chat`, `mesh`, and so on."""
+    """As the addresses of the page name them: `chat`, `mesh`, and so on; the last one is `settings`."""
     links: list[str] = await page.evaluate("[...document.querySelectorAll('nav a')].map((link) => link.hash.slice(2))")
     assert len(links) >= 4
     return links
@@ -72,7 +73,7 @@ async def open_view(page: Any, name: str) -> None:
     """Open a view and wait until it shows what the node says, and until it is painted."""
     await page.evaluate("(name) => { location.hash = `#/${name}`; }", name)
     await page.locator(f"main.view-{name}").wait_for()
-    await page.locator(".connection small").last.wait_for()
+    await page.locator(".connection small").last.wait_for(state="attached")  # on a phone it is in the drawer
     await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -99,9 +100,17 @@ async def until_written(page: Any, num_characters: int) -> None:
 
 async def conversations(page: Any) -> list[dict[str, Any]]:
     """All that the browser keeps, the newest first."""
-    names = "Object.keys(localStorage).filter((name) => name.startsWith('exo.conversation.'))"
-    kept = await page.evaluate(f"{names}.map((name) => localStorage[name])")
-    return sorted(map(json.loads, kept), key=lambda one: -float(one["updated"]))
+    kept: list[dict[str, Any]] = await page.evaluate(
+        """() => new Promise((resolve, reject) => {
+            const opened = indexedDB.open("exo-mesh");
+            opened.onerror = () => reject(opened.error);
+            opened.onsuccess = () => {
+                const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
+                asked.onsuccess = () => { opened.result.close(); resolve(asked.result); };
+            };
+        })"""
+    )
+    return sorted(kept, key=lambda one: -float(one["updated"]))
 
 
 async def whole_answer(page: Any) -> dict[str, Any]:
@@ -114,9 +123,10 @@ async def whole_answer(page: Any) -> dict[str, Any]:
 async def import_conversations(page: Any, given: Iterable[dict[str, Any]]) -> None:
     """Through the page's own import, and open the first."""
     body = json.dumps({"conversations": list(given)}).encode()
-    await page.locator("input[type=file]").set_input_files(
+    await page.locator("input.import").set_input_files(
         {"name": "c.json", "mimeType": "application/json", "buffer": body}
     )
+    await page.locator(".conversations .title").first.wait_for(state="attached")
     await page.locator(".conversations .title").first.dispatch_event("click")  # on a phone the list is folded
 
 

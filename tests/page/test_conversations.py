@@ -1,9 +1,10 @@
-"""Conversations in Chromium: keyboard, branches, copies, export and import, and several tabs of one browser."""
+"""Conversations in Chromium: keyboard, versions, copies, search, export and import, several tabs of one browser."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.page.chromium import (
     until_written,
     whole_answer,
 )
-from tests.page.samples import RICH
+from tests.page.samples import RICH, answered, conversation, said
 
 pytestmark = needs_chromium
 SLOW = ["--engine", "dummy", "--engine-option", "cost_ms=30"]
@@ -36,26 +37,90 @@ def mesh() -> Iterator[LocalMesh]:
         yield mesh
 
 
-async def test_a_changed_message_begins_another_conversation_and_the_first_one_stays(mesh: LocalMesh) -> None:
+async def test_answers_and_edited_messages_are_versions_and_all_of_them_stay(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
     async with page_at(*mesh.api_urls) as page:
         await ask(page, "first", Temperature="0", Token_limit="3", System_prompt="Be brief.")
         before = await whole_answer(page)
         await page.get_by_role("button", name="Regenerate").click()
+        await expect(page.locator(".versions")).to_have_text("2/2")
         assert (await whole_answer(page))["content"] == before["content"]
-        await page.get_by_role("button", name="Branch").click()
-        assert [len(one["messages"]) for one in await conversations(page)] == [2, 2]
         await page.get_by_label("Write a message").press("ArrowUp")
-        await page.get_by_label("Write a message").fill("second")
+        await page.get_by_label("Edit the message").fill("second")
         await page.keyboard.press("Shift+Enter")
         await page.keyboard.type("line")
         await page.keyboard.press("Enter")
         await whole_answer(page)
-        newest, branch, oldest = await conversations(page)
-        assert [one["content"] for one in newest["messages"] if one["role"] == "user"] == ["second\nline"]
-        assert [one["content"] for one in oldest["messages"] if one["role"] == "user"] == ["first"]
-        assert branch["messages"] == oldest["messages"]
-        assert newest["settings"] == branch["settings"] == oldest["settings"]
-        assert newest["settings"]["system"] == "Be brief."
+        await expect(page.locator(".message.user .versions")).to_have_text("2/2")
+        await expect(page.locator(".message.assistant .versions")).to_have_count(0)
+        await page.reload()
+        await page.get_by_role("button", name="Previous version").click()
+        await expect(page.locator(".bubble")).to_have_text("first")
+        await expect(page.locator(".message.assistant .versions")).to_have_text("2/2")
+        await page.get_by_label("Write a message").press("ArrowUp")
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".bubble")).to_have_text("first")
+        await page.get_by_role("button", name="Branch").click()
+        copy, original = await conversations(page)
+        assert [one["content"] for one in original["messages"] if one["role"] == "user"] == ["first"]
+        assert [len(one["messages"]) for one in (copy, original)] == [2, 2]
+        assert copy["settings"] == original["settings"] and copy["settings"]["system"] == "Be brief."
+
+
+async def test_a_stopped_answer_is_marked_and_continues_where_it_ended(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    async with page_at(*mesh.api_urls) as page:
+        await ask(page, "Hello", **LIMITED)
+        await until_written(page, 10)
+        await page.get_by_role("button", name="Stop").click()
+        await page.get_by_text("Stopped by you").wait_for()
+        stopped = await whole_answer(page)
+        await page.get_by_role("button", name="Continue").click()
+        await until_written(page, len(stopped["content"]) + 10)
+        await page.reload()  # also a continued answer outlives this
+        await expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=30_000)
+        whole = await whole_answer(page)
+        assert whole["content"].startswith(stopped["content"])
+        assert whole["tokens"] == stopped["tokens"] + 80
+        assert [one["role"] for one in (await conversations(page))[0]["messages"]] == ["user", "assistant"]
+
+
+async def test_conversations_are_found_renamed_pinned_and_deleted(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    day = 86_400_000
+    now = datetime.now().timestamp() * 1000
+    async with page_at(*mesh.api_urls) as page:
+        talks = [("today", 0), ("yesterday", day), ("in the week", 4 * day), ("long ago", 400 * day)]
+        given = [conversation(name, said(f"words of {name}"), answered("x"), updated=now - age) for name, age in talks]
+        await import_conversations(page, given)
+        heads = page.locator(".list h2")
+        await expect(heads).to_have_text(["Today", "Yesterday", "Previous 7 days", "Older"])
+        await page.get_by_label("Search").fill("words LONG")
+        await expect(page.locator(".list .title")).to_have_text(["long ago"])
+        await menu(page, "long ago", "Rename")
+        await page.get_by_label("Title").fill("kept")
+        await page.keyboard.press("Enter")
+        await page.get_by_label("Search").fill("")
+        await menu(page, "kept", "Pin")
+        await expect(heads).to_have_text(["Pinned", "Today", "Yesterday", "Previous 7 days"])
+        await menu(page, "yesterday", "Delete")
+        await page.locator(".asks").get_by_role("button", name="Delete").click()
+        await expect(page.locator(".list .title")).to_have_text(["kept", "today", "in the week"])
+        async with page.expect_download() as waiting:
+            await menu(page, "kept", "Export as Markdown")
+        text = (await (await waiting.value).path()).read_text()
+        assert text == "# kept\n\n## You\n\nwords of long ago\n\n## Model\n\nx\n"
+
+
+async def menu(page: Any, title: str, action: str) -> None:
+    """Choose an action of a conversation, with the keyboard."""
+    await page.get_by_role("button", name=f"Actions for “{title}”").focus()
+    await page.keyboard.press("Enter")
+    await page.get_by_role("menuitem", name=action, exact=True).focus()
+    await page.keyboard.press("Enter")
 
 
 async def test_keys_stop_an_answer_and_lead_to_the_next_message(mesh: LocalMesh) -> None:
@@ -84,10 +149,12 @@ async def test_code_is_copied_and_conversations_move_as_a_file(mesh: LocalMesh) 
         await import_conversations(page, [RICH])
         await page.locator(".code button").click()
         await page.locator(".code").get_by_text("Copied").wait_for()
+        assert await page.locator(".code-bar span").inner_text() == "Python"
         assert (await page.evaluate("navigator.clipboard.readText()")).startswith("def greet(name: str)")
         assert await page.locator(".reasoning:not([open]), .call[open]").count() == 2
         async with page.expect_download() as waiting:
-            await page.get_by_role("button", name="Export").click()
+            await page.get_by_role("button", name="All conversations").click()
+            await page.get_by_role("menuitem", name="Export all").click()
         (exported,) = exported_from(await (await waiting.value).path())
         assert exported["messages"] == RICH["messages"]
 
@@ -126,3 +193,30 @@ async def test_a_second_tab_shows_an_answer_and_takes_it_over_when_the_first_one
         answer = await whole_answer(other)
         assert (answer["tokens"], answer["error"]) == (150, None)
         await expect(other.get_by_role("button", name="Send")).to_be_visible()
+
+
+async def test_a_long_history_is_imported_searched_and_opened_in_parts(mesh: LocalMesh) -> None:
+    """500 conversations and 5 MB: each is found, and only a part of them and of a long conversation is drawn."""
+    from playwright.async_api import expect
+
+    def long(name: str, turns: int, updated: float) -> dict[str, Any]:
+        turn = (said(f"question of {name}"), answered("some **words** of an answer " * 37))
+        return conversation(name, *turn * turns, updated=updated)
+
+    given = [long(f"talk {number}", 9, 1e12 - number) for number in range(499)]
+    given.insert(0, long("the long one", 300, 1e12 + 1))
+    assert len(json.dumps(given)) > 5_000_000
+    async with page_at(*mesh.api_urls) as page:
+        await import_conversations(page, given)
+        await expect(page.locator(".bar .heading")).to_have_text("the long one")
+        assert 6 <= await page.locator(".message").count() < 120
+        await page.get_by_role("button", name="Show earlier messages").click()
+        assert 120 < await page.locator(".message").count() < 240
+        await page.reload()
+        await expect(page.locator(".list .title")).to_have_count(200)
+        await page.get_by_role("button", name="Show 300 more").click()
+        await expect(page.locator(".list .title")).to_have_count(400)
+        await page.get_by_label("Search").fill("question of talk 498")
+        await expect(page.locator(".list .title")).to_have_text(["talk 498"])
+        await page.locator(".list .title").click()
+        await expect(page.locator(".bubble").first).to_have_text("question of talk 498")

@@ -15,6 +15,7 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.assets import FOLDER, PageAssets
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.web.page_routes import content_security_policy
+from exo_mesh.cli.stage_colours import STAGE_COLOURS
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -95,6 +96,12 @@ async def test_files_are_kept_by_browsers_and_change_their_path_with_their_conte
         assert reply.status == 404
 
 
+async def test_a_language_comes_compressed(api: Served) -> None:
+    async with api.http.get("/page/languages/de", headers={"Accept-Encoding": "gzip"}) as reply:
+        assert reply.headers["Content-Encoding"] == "gzip"
+        assert (await reply.json()).keys() == ENGLISH.keys()
+
+
 def test_the_version_changes_with_any_file(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
     before = PageAssets(tmp_path).version
@@ -110,7 +117,7 @@ async def test_nothing_else_is_served(api: Served, name: str) -> None:
 
 async def test_a_headless_node_has_no_page(scripted: ScriptedMesh) -> None:
     async with served(scripted, ApiOptions(headless=True)) as api:
-        for path in ("/", "/dashboard", f"{PageAssets().base}/style.css"):
+        for path in ("/", "/dashboard", "/service-worker.js", f"{PageAssets().base}/style.css"):
             async with api.http.get(path, headers=HTML) as reply:
                 assert (reply.status, reply.content_type) == (404, "application/json")
                 assert (await reply.json())["error"]["code"] == "not_found"
@@ -136,16 +143,44 @@ def test_vendored_files_are_those_of_the_manifest() -> None:
     assert listed == {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for name in found}
 
 
+def test_the_stages_have_the_same_colours_on_the_page_and_in_a_terminal() -> None:
+    text = (FOLDER / "stages.css").read_text()
+    dark = re.findall(r"--stage-\d: light-dark\(#[0-9a-f]{6}, (#[0-9a-f]{6})\)", text)
+    assert tuple(dark) == STAGE_COLOURS
+    assert f"COLOURS = {len(dark)};" in (FOLDER / "app" / "who_computed.js").read_text()
+
+
+FIRST_LOAD_BYTES = 160_000
+ALL_BYTES = 650_000
+
+
+def imported(name: str) -> set[str]:
+    """The modules that a module loads at once, itself included, by their paths in the folder."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        if (one := waiting.pop()) in found:
+            continue
+        found.add(one)
+        text = (FOLDER / one).read_text()
+        sources = re.findall(r'(?:^|[\n;])\s*(?:import|export)\s*(?:[^"\'();]*?\sfrom\s*)?"(\.[^"]+)"', text)
+        waiting += [
+            (FOLDER / one).parent.joinpath(source).resolve().relative_to(FOLDER).as_posix() for source in sources
+        ]
+    return found
+
+
 def test_the_page_is_small() -> None:
-    sizes = {}
     assets = PageAssets()
-    for name in assets.names:
-        asset = assets.asset(name)
-        assert asset is not None
-        sizes[name] = len(asset.body)
-    katex = sum(size for name, size in sizes.items() if name.startswith("vendor/katex/"))
-    assert sum(sizes.values()) - katex <= 250_000
-    assert sum(sizes.values()) <= 650_000
+    sizes = {name: len(asset.body) for name in assets.names if (asset := assets.asset(name)) is not None}
+    at_once = imported("app/main.js")
+    assert {"app/chat.js", "vendor/marked/marked.esm.js", "vendor/preact/preact.mjs"} <= at_once
+    first = {"index.html", "icon.svg", "strings/en.json", "strings/de.json", *at_once}
+    first |= set(re.findall(r'href="{{base}}/([^"]+)"', (FOLDER / "index.html").read_text()))
+    assert sum(sizes[name] for name in first) <= FIRST_LOAD_BYTES
+    assert sum(sizes.values()) <= ALL_BYTES
+    assert "app/traces.js" not in at_once, "the other views come after the chat"
+    assert not [name for name in at_once if "katex" in name or "highlight" in name], "loaded with the first use"
 
 
 def test_every_language_has_every_string() -> None:
@@ -159,7 +194,7 @@ def test_every_language_has_every_string() -> None:
 def test_every_string_that_the_page_shows_exists() -> None:
     text = "\n".join(path.read_text() for path in OWN)
     used = set(re.findall(r'"([a-z]+\.\w+)"', text)) - {
-        f"exo.{name}" for name in ("key", "token", "session", "theme", "language")
+        f"exo.{name}" for name in ("key", "token", "session", "theme", "language", "presets", "members")
     }
     groups = set(re.findall(r"t\(`([a-z]+)\.\$\{", text))
     assert used <= ENGLISH.keys()
@@ -178,8 +213,23 @@ def test_the_documents_show_all_pictures_and_these_are_small() -> None:
     pages = (root / "docs" / "tasks" / "page.md").read_text() + (root / "README.md").read_text()
     shown = set(re.findall(r"images/([\w.-]+)\)", pages))
     assert shown == pictures.keys()
-    assert len(pictures) <= 6
+    assert len(pictures) <= 9
     assert max(pictures.values()) <= 60_000
+
+
+async def test_the_page_can_be_installed_and_its_worker_keeps_all_its_files(api: Served) -> None:
+    assets = PageAssets()
+    manifest = assets.asset("app.webmanifest")
+    assert manifest is not None and manifest.content_type == "application/manifest+json"
+    described = json.loads(gzip.decompress(manifest.body))
+    assert (described["start_url"], described["display"]) == ("/dashboard", "standalone")
+    async with api.http.get("/service-worker.js") as reply:
+        assert (reply.status, reply.content_type) == (200, "text/javascript")
+        assert reply.headers["Cache-Control"] == "no-cache"
+        text = await reply.text()
+    kept = json.loads("[" + text.partition("const FILES = [")[2].partition("];")[0] + "]")
+    assert set(kept) == {f"{assets.base}/{name}" for name in assets.names - {"index.html", "worker.js"}}
+    assert f'const VERSION = "{assets.version}";' in text and "{{" not in text
 
 
 def test_files_compress_the_same_each_time() -> None:

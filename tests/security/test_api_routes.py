@@ -21,6 +21,7 @@ TOKEN = PREFIX + "A" * 43
 OPEN = {
     "/",
     "/dashboard",
+    "/service-worker.js",
     "/page/{version}/{file}",
     "/page/languages",
     "/page/languages/{tag}",
@@ -74,6 +75,7 @@ READ = {
     "/v1/streams",
     "/v1/streams/{id}",
     "/v1/requests/{id}/prefix",
+    "/v1/requests/{id}/stages",
     "/v1/responses/{id}",
     "/v1/responses/{id}/input_items",
     "/node_id",
@@ -136,6 +138,7 @@ ROUTES: dict[tuple[str, str], str] = {
     **{(method, path): "read" for path in READ for method in ("GET", "HEAD")},
     **{("POST", path): "chat" for path in CHAT},
     **{("POST", f"/v1/tools/{name}"): "browse" for name in ("web_search", "open_url", "extract_page")},
+    ("POST", "/v1/tools/pdf_text"): "chat",
     ("POST", "/instance"): "change",
     ("POST", "/api/pull"): "change",
     ("POST", "/ollama/api/pull"): "change",

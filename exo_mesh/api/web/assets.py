@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,8 @@ FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "/page"
 _BASE_MARK: Final = "{{base}}"
 """The mark in index.html that is replaced by the path of the other files."""
+_WORKER: Final = "worker.js"
+_FILES_MARK, _VERSION_MARK = '"{{files}}"', "{{version}}"
 
 _TYPES: Final = {
     ".css": "text/css",
@@ -23,6 +26,7 @@ _TYPES: Final = {
     ".json": "application/json",
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
 _COMPRESSED: Final = frozenset({".woff2"})
@@ -65,6 +69,13 @@ class PageAssets:
     def index(self) -> str:
         """The document that loads all others."""
         return (self._folder / "index.html").read_text("utf-8").replace(_BASE_MARK, self.base)
+
+    @cached_property
+    def worker(self) -> str:
+        """The service worker, with the paths of the files that it keeps."""
+        files = json.dumps([f"{self.base}/{name}" for name in sorted(self.names - {"index.html", _WORKER})])
+        text = (self._folder / _WORKER).read_text("utf-8")
+        return text.replace(_FILES_MARK, files[1:-1]).replace(_VERSION_MARK, self.version)
 
     def asset(self, name: str) -> Asset | None:
         """The file with this path, else None. Only listed paths are opened, so no path can leave the folder."""

@@ -68,4 +68,5 @@ class LiveRoutes:
             "interval_s": self._context.options.live_interval_s,
             "caller": {"role": str(caller.role), "key": caller.key_id, "may_download": caller.may_download},
             "mesh_is_open": self._context.options.access.is_open,
+            "web_tools": self._context.options.web_tools.names if request[CALLER].may_browse else [],
         }

@@ -49,6 +49,13 @@ class PageRoutes:
         """GET /dashboard: the page, whatever Accept header the client sends."""
         return _no_page() if self._headless else self._page()
 
+    async def worker(self, request: web.Request) -> web.Response:
+        """GET /service-worker.js: it must lie above all that it keeps."""
+        if self._headless:
+            return _no_page()
+        headers = {hdrs.CACHE_CONTROL: "no-cache"}
+        return web.Response(text=self._assets.worker, content_type="text/javascript", headers=headers)
+
     async def languages(self, request: web.Request) -> web.Response:
         """GET /page/languages: the tags of the languages that the page offers, English first."""
         if self._headless:
@@ -62,7 +69,9 @@ class PageRoutes:
         texts = None if self._headless else await asyncio.to_thread(self._languages.texts, tag)
         if texts is None:
             return _no_page() if self._headless else plain_error("not_found", f"the page has no language {quoted(tag)}")
-        return json_response(dict(texts))
+        reply = json_response(dict(texts))
+        reply.enable_compression()
+        return reply
 
     async def file(self, request: web.Request) -> web.Response:
         """GET /page/{version}/{file}: a static file. Browsers may cache it for ever, as its path changes with it."""
@@ -104,6 +113,8 @@ def content_security_policy(urls: list[str]) -> str:
         "font-src": "'self'",
         "img-src": "'self' data:",
         "connect-src": " ".join(["'self'", *urls]),
+        "manifest-src": "'self'",
+        "worker-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

@@ -28,6 +28,12 @@ class WebToolOptions:
     tavily_url: str = "https://api.tavily.com"
     limit_s: float = 20.0
 
+    @property
+    def names(self) -> list[str]:
+        """The tools that answer, by the last part of their route."""
+        searching = ["web_search"] if self.search else []
+        return [*searching, "open_url", "extract_page"] if self.is_on else []
+
     @classmethod
     def of(cls, settings: Settings) -> WebToolOptions:
         """The options that the settings ask for. Raises ConfigError for a key that is missing or cannot be read."""

@@ -65,6 +65,7 @@ class CapabilityProfile(msgspec.Struct, frozen=True):
     supports_thinking: bool = False
     supports_thinking_toggle: bool = False
     supports_thinking_budget: bool = False
+    supports_thinking_effort: bool = False
     supports_image_input: bool = False
     supports_audio_input: bool = False
     supports_native_multimodal: bool = False
@@ -90,6 +91,7 @@ class CapabilityProfile(msgspec.Struct, frozen=True):
                 "supported": self.supports_thinking,
                 "toggle": self.supports_thinking_toggle,
                 "budget": self.supports_thinking_budget,
+                "effort": self.supports_thinking_effort,
                 "format": self.thinking_format,
                 "default_effort": self.default_reasoning_effort,
                 "disabled_effort": self.disabled_reasoning_effort,
@@ -129,6 +131,7 @@ def resolve_profile(architecture: str, card: TomlCard | None, template: Template
         supports_thinking=thinks,
         supports_thinking_toggle=thinks and toggle,
         supports_thinking_budget=thinks and _first(reasoning.supports_budget, facts.budget),
+        supports_thinking_effort=thinks and (facts.effort or reasoning.default_effort is not None),
         supports_image_input="vision" in can or bool(card and card.vision),
         supports_audio_input=_first(modalities.supports_audio_input, "audio" in can),
         supports_native_multimodal=_first(modalities.supports_native_multimodal, False),

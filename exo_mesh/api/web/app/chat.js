@@ -1,92 +1,112 @@
 // The chat view: the conversations of this browser, the open one, and its running answer.
 import { Composer } from "./composer.js";
-import { deleteConversation, exportConversations, importConversations, listConversations, newConversation, saveConversation } from "./conversations.js";
+import { ConversationList } from "./conversation_list.js";
+import { listConversations, newConversation, readConversation, saveConversation } from "./conversations.js";
+import { MenuButton, closeDrawer } from "./drawer.js";
+import { FirstLook } from "./first_look.js";
+import { IconButton } from "./icons.js";
 import { mesh } from "./mesh.js";
-import { Message } from "./message.js";
 import { useModels } from "./models.js";
-import { takesImages } from "./pictures.js";
+import { OptionsPanel } from "./options_panel.js";
+import { apply, readPresets } from "./presets.js";
 import { readinessOf } from "./readiness.js";
 import { ReadinessBar } from "./readiness_bar.js";
-import { answerOf, onRunning, start, stop } from "./running.js";
-import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./ui.js";
+import { onRunning, start, startAgain, startOnward, stop } from "./running.js";
+import { Transcript } from "./transcript.js";
+import { html, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 import { t } from "./strings.js";
+import { opened as withoutTail, turned } from "./versions.js";
 
 let open = null; // the shown conversation; kept while another view is shown
 
-function opened() {
-  open ??= listConversations()[0] ?? newConversation();
+function opened(models) {
+  open ??= listConversations()[0] ?? fresh(models);
   return open;
+}
+
+/** A new conversation with the preferred preset, if there is one. */
+function fresh(models, model = "") {
+  const made = newConversation(model);
+  const { list, preferred } = readPresets();
+  const preset = list.find((one) => one.name === preferred);
+  if (preset) apply(preset, made, models);
+  return made;
 }
 
 export function ChatView() {
   const [, redraw] = useReducer((count) => count + 1, 0);
-  const [listShown, showList] = useState(false);
-  const [settingsShown, showSettings] = useState(false);
+  const [optionsShown, showOptions] = useState(false);
   const [note, setNote] = useState(null); // {text, isGood}
   const { list: all, loaded } = useModels();
   const list = all.filter((one) => one.tasks?.includes("text_generation") ?? true); // others cannot chat
-  const conversation = opened();
-  const answer = answerOf(conversation.id);
+  const conversation = opened(list);
   const isRunning = Boolean(conversation.running);
-  useLayoutEffect(() => onRunning((changed) => {
-    if (changed && changed.id === open?.id) open = changed;
+  useLayoutEffect(() => onRunning((id) => {
+    if (id === open?.id) open = readConversation(id) ?? open;
     redraw();
   }), []);
   useEffect(() => listenToKeys(() => isRunning && stop(conversation.id)), [conversation.id, isRunning]);
   if (!conversation.model && list.length) conversation.model = (list.find((one) => one.status === "loaded") ?? list[0]).id;
-
+  const model = list.find((one) => one.id === conversation.model);
   const readiness = readinessOf(conversation.model, mesh.document);
+  const say = (text) => setNote(text ? { text } : null);
 
-  const show = (one) => { open = one; showList(false); redraw(); };
-  const ask = () => { setNote(null); start(conversation); redraw(); };
-  const send = (text, images) => {
-    conversation.title ||= text.slice(0, 60) || t("chat.images");
-    conversation.messages.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
-    conversation.updated = Date.now();
-    delete conversation.draft;
-    delete conversation.draftImages;
-    if (!saveConversation(conversation)) setNote({ text: t("chat.full") });
+  const show = (one) => {
+    open = one?.messages.length === 0 ? fresh(list, one.model) : one;
+    setNote(null);
+    closeDrawer();
+    redraw();
+  };
+  const keep = (values = {}) => {
+    Object.assign(conversation, values);
+    saveConversation(conversation).then((isKept) => !isKept && say(t("chat.full")));
+    redraw();
+  };
+  const ask = () => { say(""); start(conversation); redraw(); };
+  const send = (content, images, files) => {
+    conversation.title ||= content.slice(0, 60) || files[0]?.name || t("chat.images");
+    const kept = files.map(({ name, text }) => ({ name, text }));
+    keep({ messages: [...conversation.messages, { role: "user", content, ...(images.length ? { images } : {}), ...(kept.length ? { files: kept } : {}) }], updated: Date.now() });
     ask();
   };
-  const again = () => { conversation.messages.pop(); ask(); };
-  /** Makes a new conversation from the messages before one, and puts that one into the field for editing. */
-  const branch = (index) => {
-    const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
-    const { content, images } = conversation.messages[index];
-    show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: content, draftImages: images });
-  };
-  /** Makes a new conversation from the messages up to an answer. */
-  const copy = (index) => {
-    const made = { ...newConversation(conversation.model), title: conversation.title, settings: { ...conversation.settings } };
-    made.messages = structuredClone(conversation.messages.slice(0, index + 1));
-    if (!saveConversation(made)) setNote({ text: t("chat.full") });
-    show(made);
+  const acts = {
+    again: (index) => { say(""); startAgain(conversation, index); redraw(); },
+    onward: () => { say(""); startOnward(conversation); redraw(); },
+    turn: (index, step) => keep({ messages: turned(conversation.messages, index, step) }),
+    edit: (index, content) => {
+      const { versions: _, ...before } = conversation.messages[index];
+      const { messages, versions } = withoutTail(conversation.messages, index);
+      keep({ messages: [...messages, { ...before, content, versions }], updated: Date.now() });
+      ask();
+    },
+    branch: (index) => {
+      const made = { ...newConversation(conversation.model), title: conversation.title, settings: { ...conversation.settings } };
+      made.messages = structuredClone(conversation.messages.slice(0, index + 1));
+      saveConversation(made);
+      show(made);
+    },
   };
   const editLast = () => {
-    const index = conversation.messages.findLastIndex((one) => one.role === "user");
-    if (index >= 0 && !isRunning) branch(index);
+    const last = [...document.querySelectorAll(".message.user .edit")].at(-1);
+    last?.click();
+    return Boolean(last);
   };
-  const change = (values) => { Object.assign(conversation, values); saveConversation(conversation); redraw(); };
 
-  return html`<div class="chat ${listShown ? "list-shown" : ""}">
-    <${ConversationList} current=${conversation} show=${show} setNote=${setNote} redraw=${redraw} />
+  return html`<div class="chat">
+    <${ConversationList} current=${conversation} show=${show} close=${closeDrawer} setNote=${setNote} redraw=${redraw} />
     <section class="talk" aria-label=${t("nav.chat")}>
       <div class="bar">
-        <button type="button" class="only-narrow" aria-expanded=${listShown} aria-label=${t("chat.list")} onClick=${() => showList(!listShown)}>☰</button>
-        <label class="model-choice"><span class="hidden">${t("chat.model")}</span>
-          <select value=${conversation.model} disabled=${isRunning} onChange=${(event) => change({ model: event.target.value })}>
-            ${list.every((one) => one.id !== conversation.model) && html`<option value=${conversation.model}>${conversation.model || t(loaded ? "chat.noModel" : "chat.looking")}</option>`}
-            ${list.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}${one.status === "loaded" ? "" : ` (${t("models.notLoaded")})`}</option>`)}
-          </select>
-        </label>
-        <button type="button" aria-expanded=${settingsShown} aria-label=${t("chat.options")} onClick=${() => showSettings(!settingsShown)}>
-          <span class="word">${t("chat.options")}</span><span class="sign" aria-hidden="true">⚙</span></button>
+        <${MenuButton} />
+        <div class="heading" dir="auto" title=${conversation.title}>${conversation.title || t("chat.new")}</div>
+        <${IconButton} icon="new" class="only-narrow" label=${t("chat.new")} onClick=${() => show(newConversation(conversation.model))} />
+        <${IconButton} icon="options" class="toggle" label=${t("chat.options")} aria-expanded=${optionsShown} onClick=${() => showOptions(!optionsShown)} />
       </div>
-      ${settingsShown && html`<${Sampling} settings=${conversation.settings} change=${(settings) => change({ settings })} />`}
-      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} copy=${copy} />
+      ${optionsShown && html`<${OptionsPanel} key=${conversation.id} conversation=${conversation} models=${list} change=${keep} />`}
+      <${Transcript} conversation=${conversation} isRunning=${isRunning} acts=${acts} empty=${html`<${FirstLook} model=${model} canSend=${Boolean(model) && readiness.state !== "waiting"} ask=${(text) => send(text, [], [])} />`} />
       <p class="note ${note?.isGood ? "good" : ""}" role="alert">${note?.text}</p>
       ${mesh.document && !isRunning && html`<${ReadinessBar} model=${conversation.model} readiness=${readiness} />`}
-      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} draftImages=${conversation.draftImages ?? []} say=${(words) => setNote({ text: words })} canShow=${takesImages(list.find((one) => one.id === conversation.model))} isRunning=${isRunning} canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} editLast=${editLast} stop=${() => stop(conversation.id)} />
+      <${Composer} key=${conversation.id} conversation=${conversation} model=${model} models=${list} loaded=${loaded} isRunning=${isRunning}
+        canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} change=${keep} editLast=${editLast} say=${say} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
 }
@@ -102,78 +122,4 @@ function listenToKeys(stopAnswer) {
   };
   addEventListener("keydown", pressed);
   return () => removeEventListener("keydown", pressed);
-}
-
-function ConversationList({ current, show, setNote, redraw }) {
-  const file = useRef(null);
-  const remove = (one) => {
-    if (!confirm(t("chat.sure", { title: one.title || t("chat.untitled") }))) return;
-    stop(one.id);
-    deleteConversation(one.id);
-    if (one.id === current.id) open = null;
-    redraw();
-  };
-  const download = () => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([exportConversations()], { type: "application/json" }));
-    link.download = "exo-mesh-conversations.json";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  };
-  const upload = async (event) => {
-    try {
-      setNote({ text: t("chat.imported", { n: importConversations(await event.target.files[0].text()) }), isGood: true });
-    } catch {
-      setNote({ text: t("chat.notImported") });
-    }
-    event.target.value = "";
-    redraw();
-  };
-  const kept = listConversations();
-  return html`<aside class="conversations" aria-label=${t("chat.list")}>
-    <button type="button" class="primary" onClick=${() => show(newConversation(current.model))}>${t("chat.new")}</button>
-    <ul>${kept.map((one) => html`<li key=${one.id} class=${one.id === current.id ? "current" : ""}>
-      <button type="button" class="title" title=${one.title} aria-current=${one.id === current.id ? "true" : undefined} onClick=${() => show(one.id === current.id ? current : one)}>
-        ${one.running && html`<span class="spinner" role="img" aria-label=${t("chat.answering")}></span>`}${one.title || t("chat.untitled")}</button>
-      <button type="button" class="remove" aria-label=${t("chat.delete", { title: one.title })} onClick=${() => remove(one)}>×</button>
-    </li>`)}</ul>
-    <div class="choices">
-      <button type="button" disabled=${!kept.length} onClick=${download}>${t("chat.export")}</button>
-      <button type="button" onClick=${() => file.current.click()}>${t("chat.import")}</button>
-      <input ref=${file} type="file" accept="application/json" hidden onChange=${upload} />
-    </div>
-  </aside>`;
-}
-
-function Sampling({ settings, change }) {
-  const set = (name) => (event) => change({ ...settings, [name]: event.target.value });
-  const field = (name, step, max) => html`<label>${t(`sampling.${name}`)}
-    <input type="number" min="0" max=${max} step=${step} value=${settings[name] ?? ""} placeholder=${t("sampling.default")} onInput=${set(name)} /></label>`;
-  return html`<div class="sampling">
-    <label class="wide">${t("sampling.system")}<textarea rows="2" value=${settings.system} onInput=${set("system")}></textarea></label>
-    ${field("temperature", 0.1, 2)}${field("top_p", 0.05, 1)}${field("top_k", 1)}${field("min_p", 0.05, 1)}${field("max_tokens", 1)}${field("seed", 1)}
-  </div>`;
-}
-
-function Messages({ conversation, answer, isRunning, again, edit, copy }) {
-  const place = useRef(null);
-  const follows = useRef(true);
-  const { messages } = conversation;
-  useLayoutEffect(() => { follows.current = true; }, [conversation.id, messages.length]);
-  useLayoutEffect(() => { if (follows.current) place.current.scrollTop = place.current.scrollHeight; });
-  const scrolled = () => {
-    const { scrollTop, scrollHeight, clientHeight } = place.current;
-    follows.current = scrollHeight - scrollTop - clientHeight < 60;
-  };
-  const last = messages.length - 1;
-  return html`<div class="messages" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-live="off" aria-label=${t("chat.messages")}>
-    ${messages.length > 0 && html`<h1 class="hidden">${conversation.title || t("chat.untitled")}</h1>`}
-    ${!messages.length && html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`}
-    ${messages.map((message, index) => html`<${Message} key=${index} message=${message}
-      copy=${message.role === "assistant" && message.content ? () => copy(index) : null}
-      again=${index === last && message.role === "assistant" && !isRunning ? again : null}
-      edit=${message.role === "user" && !isRunning ? () => edit(index) : null} />`)}
-    ${isRunning && html`<${Message} key=${messages.length} message=${{ role: "assistant", ...(answer ?? { waiting: "sending" }) }} isRunning />`}
-    <div class="hidden" role="status">${isRunning ? t("chat.answering") : messages.length ? t("chat.answered") : ""}</div>
-  </div>`;
 }

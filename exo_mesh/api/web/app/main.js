@@ -1,27 +1,42 @@
-// The frame of the page: navigation, connection, key prompt, theme and language. Each view has its own file.
+// The frame of the page: navigation, connection, key prompt. Each view has its own file.
 import { ChatView } from "./chat.js";
+import { openConversations } from "./conversations.js";
+import { MenuButton, closeDrawer } from "./drawer.js";
+import { Icon } from "./icons.js";
 import { KeyPrompt } from "./key_prompt.js";
-import { MeshView } from "./mesh_view.js";
-import { ModelsView } from "./models_view.js";
-import { RequestsView } from "./requests_view.js";
-import { follow, mesh, onMesh, openSession } from "./mesh.js";
+import { bases, follow, mesh, nameOf, onMesh, openSession } from "./mesh.js";
 import { resume } from "./running.js";
-import { SettingsView } from "./settings_view.js";
-import { LANGUAGES, chooseLanguage, language, loadStrings, t } from "./strings.js";
-import { THEMES, applyTheme, chooseTheme, theme } from "./theme.js";
+import { language, loadStrings, t } from "./strings.js";
+import { applyTheme } from "./theme.js";
 import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
-const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView, settings: SettingsView };
-const ICONS = {
-  chat: "M4 5h16v11H9l-5 4z",
-  mesh: "M12 3a3 3 0 1 1 0 6 3 3 0 0 1 0-6M5 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M19 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M10 9 7 15M14 9l3 6M8 18h8",
-  models: "M12 3l8 4-8 4-8-4zM4 12l8 4 8-4M4 17l8 4 8-4",
-  requests: "M4 19V9M10 19V5M16 19v-7M21 19H3",
-  settings: "M4 7h9M17 7h3M13 4.5v5M4 17h3M11 17h9M11 14.5v5",
+const VIEWS = ["chat", "mesh", "models", "requests", "settings"];
+/** The views that are loaded when the chat is shown: the first load stays small, and a page whose node dies has them. */
+const LATER = {
+  mesh: () => import("./mesh_view.js").then((module) => module.MeshView),
+  models: () => import("./models_view.js").then((module) => module.ModelsView),
+  requests: () => import("./requests_view.js").then((module) => module.RequestsView),
+  settings: () => import("./settings_view.js").then((module) => module.SettingsView),
 };
+const loaded = { chat: ChatView };
+const loading = {};
+
+const RETRY_MS = 1000;
+
+/** Loads a view once; tries again after a failure, while the view is to be shown. */
+function loadView(name) {
+  loading[name] ??= LATER[name]().then((view) => {
+    loaded[name] = view;
+    dispatchEvent(new Event("exo-preferences"));
+  }, () => {
+    delete loading[name];
+    setTimeout(() => viewInAddress() === name && loadView(name), RETRY_MS);
+  });
+}
+
 function viewInAddress() {
   const name = location.hash.replace("#/", "");
-  return name in VIEWS ? name : "chat";
+  return VIEWS.includes(name) ? name : "chat";
 }
 
 function App() {
@@ -29,7 +44,7 @@ function App() {
   const [view, setView] = useState(viewInAddress());
   useLayoutEffect(() => onMesh(redraw), []); // registers before the first answer of a node can arrive
   useEffect(() => {
-    const turn = () => setView(viewInAddress());
+    const turn = () => { closeDrawer(); setView(viewInAddress()); };
     addEventListener("hashchange", turn);
     addEventListener("exo-preferences", redraw);
     return () => {
@@ -37,31 +52,25 @@ function App() {
       removeEventListener("exo-preferences", redraw);
     };
   }, []);
-  const nextTheme = () => chooseTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
-  const choose = (event) => chooseLanguage(event.target.value);
-  const View = VIEWS[view];
+  const View = loaded[view];
+  useEffect(() => { if (!loaded[view]) loadView(view); }, [view]);
   useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
-      <div class="brand"><${Mark} /><span>exo-mesh</span></div>
+      <${Mark} />
       <nav aria-label=${t("nav.label")}>
-        ${Object.keys(VIEWS).map((name) => html`
-          <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined}>
-            <svg viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg><span>${t(`nav.${name}`)}</span>
-          </a>`)}
+        ${VIEWS.map((name) => html`
+          <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined} onClick=${closeDrawer}><${Icon} name=${name} /><span>${t(`nav.${name}`)}</span></a>`)}
       </nav>
-      <div class="side-foot">
-        <${Connection} />
-        <div class="choices">
-          <button type="button" onClick=${nextTheme}>${t(`theme.${theme()}`)}</button>
-          <select aria-label=${t("nav.language")} value=${language} onChange=${choose}>
-            ${Object.entries(LANGUAGES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
-          </select>
-        </div>
-      </div>
+      <${Connection} />
     </header>
-    <main id="main" tabindex="-1" class="view-${view}"><${View} /></main>
+    <div class="scrim" onClick=${closeDrawer}></div>
+    <main id="main" tabindex="-1" class="view-${view}">
+      <${Gone} />
+      ${view !== "chat" && html`<div class="bar only-narrow"><${MenuButton} /><div class="heading">${t(`nav.${view}`)}</div></div>`}
+      ${View ? html`<${View} />` : html`<p class="page quiet" role="status">${t("nav.loading")}</p>`}
+    </main>
     ${mesh.needsKey && html`<${KeyPrompt} />`}`;
 }
 
@@ -71,27 +80,33 @@ function Mark() {
     <circle class="dot" cx="7.5" cy="21" r="4" /><circle class="hot" cx="24.5" cy="21" r="4" /></svg>`;
 }
 
+/** Says that no node answers: the page began without one, from the files that the browser keeps. */
+function Gone() {
+  if (mesh.connected || mesh.document || mesh.misses < bases().length) return null;
+  return html`<p class="gone" role="alert">${t("connection.gone", { names: [...new Set(bases().map(nameOf))].sort().join(", ") })}</p>`;
+}
+
 /** Shows the node that answers, its health, and the rights of this caller. */
 function Connection() {
   const { document: live, hello, connected, base } = mesh;
   const peer = live?.peers?.[live.node_id];
   const level = connected ? live?.health?.level ?? "ok" : "failed";
-  const moved = base !== location.origin;
-  return html`<div class="connection" role="status">
-    <span class="dot level-${level}" aria-hidden="true"></span>
-    <div>
-      <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
-      <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
-      ${hello && html`<small class="caller">${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
-    </div>
+  const name = connected ? peer?.name ?? base : t("connection.lost");
+  const moved = connected && base !== location.origin ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : "";
+  const rights = hello ? t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`) : "";
+  return html`<div class="connection" role="status" title=${[name, moved, rights].filter(Boolean).join(" · ")}>
+    <span class="dot level-${level}" aria-hidden="true"></span><span class="name">${name}</span>
+    ${moved && html`<small>${moved}</small>`}${rights && html`<small class="caller">${rights}</small>`}
   </div>`;
 }
 
 applyTheme();
-await loadStrings();
+await Promise.all([loadStrings(), openConversations()]);
 const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
 await openSession(); // before anything is asked, so that each answer belongs to the session
 follow();
 resume();
+for (const name of Object.keys(LATER)) loadView(name);
+navigator.serviceWorker?.register("/service-worker.js").catch(() => {}); // there is none over plain HTTP, but on localhost

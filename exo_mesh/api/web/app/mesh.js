@@ -1,5 +1,6 @@
 // The connection to the mesh: the node in use, the key, API calls, and the live document.
 import { withChanges } from "./changes.js";
+import { rememberMembers, rememberedMembers } from "./members.js";
 import { readEvents } from "./sse.js";
 
 const CONNECT_MS = 5000;
@@ -25,6 +26,7 @@ export const mesh = {
   connected: false,
   needsKey: false,
   keyRefused: false, // the last key was not valid
+  misses: 0, // nodes that did not answer since the last one that did
   left: "", // the name of the last node that did not answer; "" before the page has changed nodes
   rates: {}, // tokens and frames per second of each instance, from the counters of its driver
   events: [], // events since the page was opened; see changes.js
@@ -119,7 +121,7 @@ export function untilKey() {
 }
 /** The credential for a call. Only the local token may open an invitation over plain HTTP from another machine. Only
  * its own node accepts that token, and any machine can join an open mesh and wait for keys. */
-let isClosed = false; // as the node of this page says; another one may lie
+let isClosed = rememberedMembers().closed; // as the node of this page says; another one may lie
 function authorization(base, path) {
   const isOrigin = base === location.origin;
   if (!isOrigin && (key.startsWith(LOCAL) || !isClosed)) return {};
@@ -132,7 +134,8 @@ function authorization(base, path) {
 /** The addresses of all members; the node in use is first. */
 export function bases() {
   const peers = Object.values(mesh.document?.peers ?? {});
-  return [...new Set([mesh.base, location.origin, ...peers.map((peer) => peer.api_url).filter(Boolean)])];
+  const urls = mesh.document ? peers.map((peer) => peer.api_url).filter(Boolean) : rememberedMembers().list.map((one) => one.url);
+  return [...new Set([mesh.base, location.origin, ...urls])];
 }
 
 /** Switches from this member to the next one; does nothing if the page has already switched. */
@@ -142,13 +145,14 @@ export function leave(base) {
   mesh.left = nameOf(base);
   mesh.base = known[(known.indexOf(base) + 1) % known.length];
   mesh.connected = false;
+  mesh.misses += 1;
   changed();
 }
 
 /** The name of the member at an address, or the address itself. */
 export function nameOf(base) {
   const peers = Object.values(mesh.document?.peers ?? {});
-  return names[base] ?? peers.find((peer) => peer.api_url === base)?.name ?? base.replace(/^https?:\/\//, "");
+  return names[base] ?? peers.find((peer) => peer.api_url === base)?.name ?? rememberedMembers().list.find((one) => one.url === base)?.name ?? base.replace(/^https?:\/\//, "");
 }
 const names = {}; // of the nodes whose data this page has read, by their addresses
 
@@ -217,7 +221,8 @@ function patched(target, patch) {
 function take(document) {
   const before = mesh.document;
   mesh.document = document;
-  mesh.events = withChanges(mesh.events, before, document);
+  for (const peer of Object.values(document.peers ?? {})) seen[peer.id] = peer.name;
+  mesh.events = withChanges(mesh.events, before, document, seen);
   if (!counted || document.time - counted.time > 30) counted = document;
   const seconds = document.time - counted.time;
   if (seconds < 1.5) return addMemory(document); // counters of other peers are updated once a second
@@ -226,6 +231,7 @@ function take(document) {
   addMemory(document);
 }
 
+const seen = {}; // the names of all peers since the page was opened, by id
 let counted = null; // the earlier document for computing the rates
 
 function addMemory(document) {
@@ -270,7 +276,8 @@ async function listenAt(base, signal) {
     if (base === location.origin) isClosed = mesh.document?.health?.mesh === "closed";
     if (type === "document") readMemory(base);
     names[base] = mesh.document?.peers?.[mesh.document.node_id]?.name ?? names[base];
-    mesh.connected = true;
+    Object.assign(mesh, { connected: true, misses: 0 });
+    rememberMembers(mesh.document?.peers, isClosed, { name: nameOf(location.origin), url: location.origin });
     changed();
   }
 }

@@ -21,12 +21,13 @@ export function MemoryBar({ peer }) {
 }
 
 /** A button that asks for confirmation in its own place, so that no dialog covers the page. */
-export function Sure({ label, question, act, disabled = false }) {
-  const [asks, setAsks] = useState(false);
+export function Sure({ label, question, act, disabled = false, asked = false, no: leave = () => {} }) {
+  const [asks, set] = useState(asked);
+  const setAsks = (value) => { set(value); if (!value) leave(); };
   const no = useRef(null);
   useEffect(() => { if (asks) no.current?.focus(); }, [asks]);
   if (!asks) return html`<button type="button" class="danger" disabled=${disabled} onClick=${() => setAsks(true)}>${label}</button>`;
-  return html`<span class="sure" role="group" aria-label=${question} onKeyDown=${(event) => event.key === "Escape" && setAsks(false)}><span>${question}</span>
+  return html`<span class="sure" role="group" aria-label=${question} onKeyDown=${(event) => { if (event.key === "Escape") { event.preventDefault(); setAsks(false); } }}><span>${question}</span>
     <button type="button" class="danger" onClick=${() => { setAsks(false); act(); }}>${label}</button>
     <button type="button" ref=${no} onClick=${() => setAsks(false)}>${t("sure.no")}</button></span>`;
 }

@@ -1,5 +1,5 @@
 // Small components of the Settings view.
-import { copyText } from "./markdown.js";
+import { copyText } from "./code_blocks.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 

@@ -1,5 +1,6 @@
 // The texts of the page: one JSON file for each language. Missing keys are shown in English.
 const FALLBACK = "en";
+const RIGHT_TO_LEFT = new Set(["ar", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi"]);
 const folder = new URL("../strings/", import.meta.url);
 const origin = new URL(import.meta.url).origin;
 
@@ -40,6 +41,7 @@ export async function loadStrings(name) {
   words = await load(`${origin}/page/languages/${name}`).catch(() => english);
   language = name;
   document.documentElement.lang = name;
+  document.documentElement.dir = RIGHT_TO_LEFT.has(name.split("-")[0]) ? "rtl" : "ltr";
 }
 
 /** Switches to a language and stores the choice in this browser. */
