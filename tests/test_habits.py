@@ -275,3 +275,27 @@ def test_the_rule_sees_an_error_of_the_system_among_others() -> None:
     source = "try: f()\nexcept (ValueError, OSError) as exc: raise Bad(f'no: {exc}') from exc"
     assert list(bare_system_errors(ast.parse(source))) == [2]
     assert not list(bare_system_errors(ast.parse(source.replace("{exc}", "{reason_of(exc)}"))))
+
+
+def clients_without_authorities(tree: ast.AST) -> Iterator[int]:
+    """Lines that make a client of aiohttp which would use the contexts of aiohttp's own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            needed = {"ClientSession": "connector", "TCPConnector": "ssl", "request": ""}.get(node.func.attr)
+            is_client = ast.unparse(node.func.value) == "aiohttp" and needed is not None
+            if is_client and needed not in [keyword.arg for keyword in node.keywords]:
+                yield node.lineno
+
+
+def test_clients_in_a_node_name_the_authorities_that_they_trust() -> None:
+    """A node imports aiohttp without reading certificates, so a client with aiohttp's own context trusts nobody."""
+    modules = ((path, tree) for path, tree in trees_with("aiohttp") if not path.startswith("exo_mesh/cli/"))
+    found = [f"{path}:{line}" for path, tree in modules for line in clients_without_authorities(tree)]
+    assert not found, "give it a TCPConnector with trusted() of base/authorities"
+
+
+def test_the_rule_sees_a_client_without_authorities() -> None:
+    bad = ("aiohttp.ClientSession(timeout=1)", "aiohttp.TCPConnector(limit=1)", "aiohttp.request('GET', url)")
+    assert all(list(clients_without_authorities(ast.parse(source))) for source in bad)
+    good = "aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))"
+    assert not list(clients_without_authorities(ast.parse(good)))

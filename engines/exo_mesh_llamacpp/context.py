@@ -102,6 +102,9 @@ class LlamaContext:
         self._handle = self._open(model)
         self._memory = self._call.llama_get_memory(self._handle)
         self._threads = shape.threads
+        self._logits_at = 0
+        self._logits_there = np.empty((0, shape.head), np.float32)
+        """A view of the logits, which the library keeps in one place: to make it anew takes as long as to copy one."""
 
     def _follow_load(self, cores: FreeCores) -> None:
         if (count := cores.now()) != self._threads:
@@ -159,10 +162,20 @@ class LlamaContext:
             count = int(np.count_nonzero(self.wanted[:num_tokens]))
             if not count:
                 return np.empty((0, self._shape.head), np.float32)
-            return np.ctypeslib.as_array(self._call.llama_get_logits(self._handle), (count, self._shape.head))
+            return self._logits(count)
         if self._filled != num_tokens * self._shape.hidden * 4:
             raise EngineError(f"llama.cpp gave {self._filled} bytes of hidden states for {num_tokens} tokens")
         return self._tapped[:num_tokens]
+
+    def _logits(self, count: int) -> np.ndarray:
+        """The library's own logits of the last pass, `[count, head]`."""
+        address = self._call.llama_get_logits(self._handle)
+        if not address:
+            raise EngineError("llama.cpp gives no logits")
+        if address != self._logits_at or len(self._logits_there) < count:
+            there = (ctypes.c_float * self._shape.head * count).from_address(address)
+            self._logits_at, self._logits_there = address, np.ctypeslib.as_array(there)
+        return self._logits_there[:count]
 
     def decode_states(self, num_tokens: int) -> np.ndarray | None:
         """The same on a last stage, but the states after the last norm of all tokens, at most MAX_LOGITS,

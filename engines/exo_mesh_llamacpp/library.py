@@ -56,7 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_set_n_threads": (None, [c_void_p, c_int32, c_int32]),
     "llama_decode": (c_int32, [c_void_p, LlamaBatch]),
     "llama_synchronize": (None, [c_void_p]),
-    "llama_get_logits": (ctypes.POINTER(c_float), [c_void_p]),
+    "llama_get_logits": (c_void_p, [c_void_p]),
     "llama_set_embeddings": (None, [c_void_p, c_bool]),
     "llama_get_embeddings": (ctypes.POINTER(c_float), [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),

@@ -76,6 +76,8 @@ def passes(pieces: Sequence[RowPart]) -> Iterator[tuple[LlamaContext, list[RowPa
 
 def logit_places(rows: Sequence[Row]) -> np.ndarray:
     """For each token of the frame: its row among the logits, or -1 if its logits are not wanted."""
+    if all(row.n == row.num_logits == 1 for row in rows):  # decode steps, which must be quick
+        return np.arange(len(rows))
     return _places([index >= row.n - row.num_logits for row in rows for index in range(row.n)])
 
 

@@ -32,19 +32,35 @@ from exo_mesh_llamacpp.shared.pool import Held
 
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
 
+_NONE = np.empty(0, np.int64)
+_NO_STATES = np.empty((0, 0), np.float32)
+
 
 class _FrameWork(msgspec.Struct):
-    """The rows of a frame that can be computed, and the faults of the others. taken, at_states: see taken_places and
-    state_places. states: the final hidden states that are wanted."""
+    """The rows of a frame that can be computed, the faults of the others, and the results. places, taken, at_states:
+    see logit_places, taken_places and state_places. states: the final hidden states that are wanted. shape: of `out`,
+    which is None until something is put there."""
 
+    places: np.ndarray
     taken: np.ndarray
     at_states: np.ndarray
     states: np.ndarray
+    shape: tuple[int, int]
+    out: np.ndarray | None = None
     rows: list[tuple[Row, Held, int]] = msgspec.field(default_factory=list)
     faults: dict[int, Fault] = msgspec.field(default_factory=dict)
 
     def fault(self, sequence: int, message: str) -> None:
         self.faults.setdefault(sequence, Fault(sequence, UNKNOWN_STAGE, "bad_row", message))
+
+    def put(self, targets: np.ndarray, result: np.ndarray) -> None:
+        """Put rows of results, valid until the library's next call, at their places in `out`."""
+        if self.out is None and len(result) == self.shape[0] and (targets[1:] == targets[:-1] + 1).all():
+            self.out = result.copy()  # a pass with all of them, as of most decode steps
+            return
+        if self.out is None:
+            self.out = np.zeros(self.shape, np.float32)
+        self.out[targets] = result
 
 
 class LlamaCppStage:
@@ -78,15 +94,15 @@ class LlamaCppStage:
         places = logit_places(rows)
         out_width = stage.vocab_size if stage.shard.is_last else width
         num_out = int(places.max(initial=-1)) + 1 if stage.shard.is_last else len(token_ids)
-        out = np.zeros((num_out, out_width), np.float32)
-        has_states = any(row.num_hidden for row in rows)
-        at_states = state_places(rows) if has_states else np.full(len(places), -1)
-        states = np.zeros((int(at_states.max(initial=-1)) + 1, width), np.float32) if stage.shard.is_last else out[:0]
-        taken = taken_places(rows) if has_states else places
-        work = _FrameWork(taken=taken, at_states=at_states, states=states)
+        work = _FrameWork(places, places, _NONE, _NO_STATES, (num_out, out_width))
+        if any(row.num_hidden for row in rows):
+            work.taken, work.at_states = taken_places(rows), state_places(rows)
+            if stage.shard.is_last:
+                work.states = np.zeros((int(work.at_states.max(initial=-1)) + 1, width), np.float32)
         for wave in self._waves(stage, rows, token_ids, work):
-            self._compute(stage, wave, token_ids, hidden, places, out, work)
-        faults = tuple(work.faults.values())
+            self._compute(stage, wave, token_ids, hidden, work)
+        faults, states = tuple(work.faults.values()), work.states
+        out = np.zeros(work.shape, np.float32) if work.out is None else work.out
         if stage.shard.is_last:
             return StageOutput(logits=out, faults=faults, hidden=states if len(states) else None)
         tensors = {HIDDEN: wire.to_tensor(out, stage.output_dtype)} if rows else {}
@@ -243,27 +259,26 @@ class LlamaCppStage:
         wave: Sequence[tuple[Row, Held, int]],
         token_ids: Sequence[int],
         hidden: np.ndarray | None,
-        places: np.ndarray,
-        out: np.ndarray,
         work: _FrameWork,
     ) -> None:
-        """Compute rows, and write their results into `out`."""
+        """Compute rows, and put their results into `work`."""
         is_last = stage.shard.is_last
         for members in together(wave):
             stage.pools.gather(members)
         pieces = pieces_of(wave, work.taken)
         for context, group in passes(pieces):
-            index = np.array([token for piece in group for token in range(piece.source, piece.source + piece.n)])
-            count = len(index)
+            tokens = [token for piece in group for token in range(piece.source, piece.source + piece.n)]
+            index, count = np.array(tokens), len(tokens)
             if hidden is not None:
                 context.hidden[:count] = hidden[index]
             else:
                 assert stage.embedding is not None
-                context.hidden[:count] = stage.embedding.rows([token_ids[token] for token in index.tolist()])
+                context.hidden[:count] = stage.embedding.rows([token_ids[token] for token in tokens])
             _place(context, group)
             wants_states = is_last and group[0].row.num_hidden > 0
+            places = work.places[index]
             if is_last:
-                context.wanted[:count] = places[index] >= 0
+                context.wanted[:count] = places >= 0
             result = context.decode_states(count) if wants_states else context.decode(count)
             if result is None:
                 for piece in group:
@@ -273,8 +288,7 @@ class LlamaCppStage:
                 chosen = work.at_states[index] >= 0
                 work.states[work.at_states[index[chosen]]] = result[chosen]
                 continue
-            targets = places[index[places[index] >= 0]] if is_last else index
-            out[targets] = result
+            work.put(places[places >= 0] if is_last else index, result)
 
 
 def _capabilities(stage: LoadedStage) -> Capabilities:
@@ -323,6 +337,6 @@ def _place(context: LlamaContext, group: Sequence[RowPart]) -> None:
     begin = 0
     for piece in group:
         end = begin + piece.n
-        context.positions[begin:end] = np.arange(piece.pos0, piece.pos0 + piece.n)
+        context.positions[begin:end] = piece.pos0 if piece.n == 1 else np.arange(piece.pos0, piece.pos0 + piece.n)
         context.sequences[begin:end] = piece.slot
         begin = end

@@ -6,8 +6,10 @@ stay unread until they are evaluated. So ghosts cost nothing, and a layer that u
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -19,12 +21,17 @@ from mlx_lm.utils import load_model
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
+from exo_mesh_mlx import packets
 from exo_mesh_mlx.body import lacks_prefix, with_prefix
+from exo_mesh_mlx.caches import SequenceCache, plan_caches
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, as_library_reads
+from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.model_config import model_classes
-from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import MlxTrace, trace_model
 from exo_mesh_mlx.virtual import VirtualTensors
+
+_USED = re.compile(r'"p(\d+)" ->')
+"""A parameter that is used, in the text of MLX's graph."""
 
 
 def build_model(checkpoint: MlxCheckpoint) -> nn.Module:
@@ -135,3 +142,26 @@ def _explain(checkpoint: MlxCheckpoint, exc: BaseException) -> str:
     if isinstance(exc, TypeError | KeyError | AttributeError) and not dotted:
         return f"{checkpoint.config_file}: {type(exc).__name__}: {text}"
     return f"{checkpoint.weights_file}: {text}"
+
+
+def reached(results: list[mx.array], parameters: Mapping[str, mx.array]) -> set[str]:
+    """Names of the parameters from which some unevaluated result is computed. Computes nothing."""
+    labels = {f"p{i}": array for i, array in enumerate(parameters.values())}
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *results, **labels)
+    used = {int(number) for number in _USED.findall(graph.getvalue())}
+    return {name for i, name in enumerate(parameters) if i in used}
+
+
+def graph_of_stage(model: nn.Module, trace: MlxTrace, start: int, stop: int) -> list[mx.array]:
+    """All results that a stage would evaluate in one forward of one token, lazily. The model is not hooked
+    afterwards."""
+    stage = MlxGhostStage(model, trace, start, stop)
+    full = make_prompt_cache(model)
+    cache = SequenceCache(full, plan_caches(trace, full, start, stop))
+    try:
+        result = stage.forward(mx.zeros((1, 1), mx.int32), cache.full, packets.zeros(stage.inputs), 1)
+    finally:
+        stage.close()
+    cache.advance(1)
+    return [*([result] if isinstance(result, mx.array) else result.values()), *cache.arrays()]

@@ -89,12 +89,18 @@ class MlxProvider:
         return f"mlx {mlx}, mlx-lm {mlx_lm}" if mlx and mlx_lm else ""
 
     def create(self) -> StageEngine:
+        from exo_mesh_mlx.lean_library import import_lean
+
+        import_lean()
         from exo_mesh_mlx.engine import MlxStage
 
         return MlxStage()
 
     def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; uses traces that read headers only."""
+        from exo_mesh_mlx.lean_library import import_lean
+
+        import_lean()
         from exo_mesh_mlx.checkpoint import open_checkpoint
         from exo_mesh_mlx.survey import survey
 

@@ -19,8 +19,7 @@ from exo_mesh_mlx.caches import cache_kind
 from exo_mesh_mlx.checkpoint import MlxCheckpoint
 from exo_mesh_mlx.cuts import why_a_range_fails, why_not
 from exo_mesh_mlx.kv import kv_bytes, kv_kinds
-from exo_mesh_mlx.loading import build_model, trace_checkpoint
-from exo_mesh_mlx.reach import graph_of_stage, reached
+from exo_mesh_mlx.loading import build_model, graph_of_stage, reached, trace_checkpoint
 from exo_mesh_mlx.trace import MlxTrace
 
 LONG_RUN_TOKENS = 128

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from exo_mesh.base.authorities import read_authorities
 from exo_mesh.errors import EngineError, MeshError, StageLostError
 from exo_mesh_openai.failures import error_of_reply
 from exo_mesh_openai.options import FIRST_TOKEN_S, ServerAddress
@@ -48,8 +49,9 @@ class ServerClient:
         headers = {"Accept-Encoding": "identity"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
+        tls = read_authorities() if address.base.startswith("https:") else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.deadlines.connect_s),

@@ -45,10 +45,10 @@ class BoardReply(msgspec.Struct, frozen=True):
 
 
 def new_session() -> aiohttp.ClientSession:
-    """A session for one server. Each request has a connection of its own, so that none is found broken when a server
-    was restarted; a proxy of the environment is not used."""
+    """A session for one server, over plain HTTP. Each request has a connection of its own, so that none is found broken
+    when a server was restarted; a proxy of the environment is not used."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(force_close=True),
+        connector=aiohttp.TCPConnector(ssl=True, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"X-Loaded-By": "exo-mesh"},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -13,55 +15,26 @@ from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.anthropic.failures import ANTHROPIC_ERRORS, speaks_anthropic
-from exo_mesh.api.anthropic.handlers import AnthropicRoutes
 from exo_mesh.api.bodies.room import BodyRooms
 from exo_mesh.api.body import BODY_ROOMS, discard_rests, refuse_expectations, release_bodies
-from exo_mesh.api.compat.absent import AbsentRoutes
-from exo_mesh.api.compat.model_pool import ModelPoolRoutes
-from exo_mesh.api.compat.seed import SeedRoutes
-from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import READ_BYTES, STOP_S, follow_connection
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, SECRET_HEADER, STREAM_SECRET, ApiContext, ApiOptions
-from exo_mesh.api.core.templates import TemplateRenderer
-from exo_mesh.api.core.texts import TextModels
-from exo_mesh.api.diagnostics import DiagnosticRoutes
-from exo_mesh.api.document_routes import DocumentRoutes
-from exo_mesh.api.download_routes import DownloadRoutes
-from exo_mesh.api.embedding.embeddings import EmbeddingRoutes
-from exo_mesh.api.embedding.rerank import RerankRoutes
-from exo_mesh.api.embedding.vectors import Vectors
 from exo_mesh.api.errors import errors_to_replies
-from exo_mesh.api.joining import JoinRoutes
-from exo_mesh.api.key_routes import KeyRoutes
-from exo_mesh.api.model_lists import ModelListRoutes
-from exo_mesh.api.model_routes import ModelRoutes
-from exo_mesh.api.ollama.embedding import OllamaEmbeddingRoutes
-from exo_mesh.api.ollama.generation import OllamaGenerationRoutes
+from exo_mesh.api.late import LateHandlers
 from exo_mesh.api.ollama.lines import OLLAMA_ERRORS
-from exo_mesh.api.ollama.models import OllamaModelRoutes
 from exo_mesh.api.ollama.port import answer_as_ollama
-from exo_mesh.api.openai.handlers import OpenAIRoutes
-from exo_mesh.api.ops import OpsRoutes
-from exo_mesh.api.peer_routes import PeerRoutes
-from exo_mesh.api.prefix_routes import PrefixRoutes
 from exo_mesh.api.request_log import log_requests
-from exo_mesh.api.responses.handlers import ResponsesRoutes
-from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
+from exo_mesh.api.routes import OPEN, RouteRoles, add_routes
 from exo_mesh.api.running_calls import RunningCalls
-from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
-from exo_mesh.api.stopping import StopRoutes
-from exo_mesh.api.streams.routes import StreamRoutes
-from exo_mesh.api.text_routes import TextRoutes
-from exo_mesh.api.trace_routes import TraceRoutes
+from exo_mesh.api.table import CHAT, HEALTH, TABLE
 from exo_mesh.api.tracing import TRACE, trace_headers
-from exo_mesh.api.web.live_routes import LiveRoutes
-from exo_mesh.api.web.page_routes import PageRoutes
-from exo_mesh.api.webtools.handlers import WebToolRoutes
-from exo_mesh.api.webtools.pdf_text import PdfRoutes
 from exo_mesh.base.random_hex import random_hex
-from exo_mesh.base.tasks import Watchdog
+from exo_mesh.base.tasks import TaskOwner, Watchdog
 from exo_mesh.base.telemetry.logs import current_request, current_trace
 from exo_mesh.node.service import Services
+
+if TYPE_CHECKING:
+    from exo_mesh.api.core.texts import TextModels
 
 _log = logging.getLogger(__name__)
 _server_log = logging.getLogger("exo_mesh.api.server")
@@ -77,14 +50,12 @@ def build_app(
     """Build the application over the services of a node. Call this in the running loop, and run the result with
     `app_runner`.
 
-    The application owns `texts` and closes them; it makes them if none are given.
+    The application owns `texts` and closes them; it makes them at their first use if none are given.
     """
     options = options or ApiOptions()
-    texts = texts or TextModels(TemplateRenderer(), options.image_trail)
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
-    context = ApiContext(services, texts, options, watchdog, now, int(now()))
-    table = route_table(context)
-    check_access = guard(options.access, RouteRoles.of(table))
+    context = ApiContext(services, options, watchdog, now, texts)
+    check_access = guard(options.access, RouteRoles.of(row for group in TABLE for row in group.routes))
     log_request = log_requests(options.responses)
     # the first is the outermost: log_request sees the replies that errors_to_replies makes
     reply_to_errors = errors_to_replies([ANTHROPIC_ERRORS, OLLAMA_ERRORS], lambda request: request[REQUEST_ID])
@@ -95,7 +66,14 @@ def build_app(
         middlewares.append(answer_as_ollama(options.ollama_port))
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     app[BODY_ROOMS] = BodyRooms(options.max_body_bytes)
-    add_routes(app, table)
+    late = {group.handlers: LateHandlers(group.handlers, context) for group in TABLE}
+    late[HEALTH].built_now()
+    called = asyncio.Event()  # by a client: open routes are for health checks and the page's files
+    add_routes(
+        app,
+        TABLE,
+        lambda group, row: late[group.handlers].method(row.handler, None if row.role is OPEN else called),
+    )
     app.on_response_prepare.append(_send_common_headers)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -103,13 +81,16 @@ def build_app(
 
     app.on_response_prepare.append(cors)
 
-    async def text_models(_: web.Application) -> AsyncIterator[None]:
+    async def parts(_: web.Application) -> AsyncIterator[None]:
+        tasks = TaskOwner()
+        tasks.start(late[CHAT].built_soon(called, options.warm_after_s), "import the handlers of chats")
         yield
+        await tasks.close()
         await running.close()
         app[BODY_ROOMS].close()
-        await texts.close()
+        await context.close()
 
-    app.cleanup_ctx.append(text_models)
+    app.cleanup_ctx.append(parts)
     return app
 
 
@@ -143,44 +124,6 @@ def _not_http(record: logging.LogRecord) -> bool:
         return True
     _log.debug("a request was not HTTP: %s", type(error).__name__)
     return False
-
-
-def route_table(context: ApiContext) -> RouteTable:
-    """Every route of the API."""
-    vectors = Vectors(context)
-    return [
-        *ModelRoutes(context).table(),
-        *DownloadRoutes(context).table(),
-        *ModelListRoutes(context).table(),
-        *OpenAIRoutes(context).table(),
-        *ResponsesRoutes(context).table(),
-        *AnthropicRoutes(context).table(),
-        *StreamRoutes(context).table(),
-        *PrefixRoutes(context).table(),
-        *OllamaGenerationRoutes(context).table(),
-        *OllamaModelRoutes(context).table(),
-        *EmbeddingRoutes(context, vectors).table(),
-        *RerankRoutes(context, vectors).table(),
-        *OllamaEmbeddingRoutes(context, vectors).table(),
-        *TextRoutes(context).table(),
-        *WebToolRoutes(context).table(),
-        *PdfRoutes(context).table(),
-        *SeedRoutes(context).table(),
-        *OpsRoutes(context).table(),
-        *ScrapeTargetRoutes(context).table(),
-        *TraceRoutes(context).table(),
-        *DiagnosticRoutes(context).table(),
-        *JoinRoutes(context).table(),
-        *KeyRoutes(context).table(),
-        *ConfigRoutes(context).table(),
-        *StopRoutes(context).table(),
-        *PeerRoutes(context).table(),
-        *DocumentRoutes().table(),
-        *ModelPoolRoutes(context).table(),
-        *AbsentRoutes().table(),
-        *PageRoutes(context).table(),
-        *LiveRoutes(context).table(),
-    ]
 
 
 @web.middleware

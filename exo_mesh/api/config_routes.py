@@ -19,7 +19,6 @@ from exo_mesh.api.body import read_as, read_body, run_apart
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.settings.config import default_settings
@@ -66,23 +65,6 @@ class ConfigRoutes:
         self._hub_token = context.options.hub_token
         self._logs = context.options.logs
         self._body_silence_s = context.options.body_silence_s
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route("GET", ("/config",), self.config, USE, "The current settings of this node and the origin of each"),
-            Route(
-                "PUT", ("/config",), self.change, ADMIN, "Change settings that the whole mesh shares",
-                body=SharedSettingsBody, errors=(400,),
-            ),
-            Route("GET", ("/v1/logging",), self.logging, USE, "The log level of this node and where its log goes"),
-            Route(
-                "PUT", ("/v1/logging",), self.set_level, ADMIN, "Change the log level of this node until it restarts",
-                body=LoggingBody, errors=(400,),
-            ),
-        ]
-        # fmt: on
 
     async def config(self, request: web.Request) -> web.Response:
         """GET /config"""

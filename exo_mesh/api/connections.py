@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
 from enum import Enum
-from socket import socket
 from typing import cast
 
 import msgspec
@@ -39,6 +39,9 @@ MOST_BEGUN_A_ROUND = 2
 waits. So a thousand that come together leave time for others, such as /healthz, in between."""
 
 _WITH_BODY = b"POST "
+
+SEND_BUFFER_BYTES = 256 * 1024
+"""Most bytes of an answer that the kernel buffers while its client does not read; the default would be 4 MiB."""
 
 READ_BYTES = 1 << 16
 """Most bytes that are read from a connection at a time; asyncio would read four times as many. So little of a body is
@@ -108,11 +111,11 @@ class ApiConnection(asyncio.BufferedProtocol):
         self.since = 0.0
         self.address = ""
 
-    def shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
+    def shake_hands(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
         """Start TLS on an accepted connection; `connection_made` is called at the end of the handshake."""
         self._handshake = self._server.tasks.start(self._shake_hands(accepted, context), "TLS handshake")
 
-    async def _shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
+    async def _shake_hands(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
         loop, head_s = asyncio.get_running_loop(), self._server.bounds.head_s
         try:
             await loop.connect_accepted_socket(
@@ -234,7 +237,7 @@ class ApiServer:
         self._waiting: dict[ApiConnection, None] = {}  # connections without a whole request, longest waiting first
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, *listening: socket) -> None:
+    async def start(self, *listening: socket.socket) -> None:
         """Serve on listening sockets."""
         await self._runner.setup()
         server = self._runner.server
@@ -245,7 +248,7 @@ class ApiServer:
         for one in listening:
             await self._listen(one)
 
-    async def _listen(self, listening: socket) -> None:
+    async def _listen(self, listening: socket.socket) -> None:
         listening.setblocking(False)
         if self.tls is not None:
             self._accepting.append(self.tasks.start(self._accept(listening, self.tls), "accept"))
@@ -253,7 +256,7 @@ class ApiServer:
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(lambda: ApiConnection(self), sock=listening, backlog=1024))
 
-    async def _accept(self, listening: socket, tls: ApiTls) -> None:
+    async def _accept(self, listening: socket.socket, tls: ApiTls) -> None:
         """Accept connections. asyncio's own server would report a connection only after its TLS handshake."""
         loop = asyncio.get_running_loop()
         while True:
@@ -376,3 +379,21 @@ async def follow_connection(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     finally:
         connection.ended()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address of this machine; port 0 means any free port. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        bound.bind(address)
+        bound.listen(1024)  # with SO_REUSEADDR this call can fail, too, if another process listens here
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound

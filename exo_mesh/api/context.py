@@ -5,15 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.core.defaults import RequestDefaults
-from exo_mesh.api.core.image_trail import ImageTrail
-from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.base.tasks import Watchdog
@@ -22,12 +19,17 @@ from exo_mesh.base.telemetry.node_logs import LogDesk, LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import Services
 from exo_mesh.security.invitations import Invitations
-from exo_mesh.settings.config import default_settings
+from exo_mesh.settings.config import Settings, default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from exo_mesh.api.core.image_trail import ImageTrail
+    from exo_mesh.api.core.texts import TextModels
+
+
+T = TypeVar("T")
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """The x-request-id header of the reply."""
@@ -41,6 +43,38 @@ SECRET_HEADER = "x-exo-mesh-stream-secret"
 STREAM_SECRET = web.RequestKey("stream_secret", str)
 """The header of the reply; only for requests without a key. With this secret of a running answer a client can read and
 stop the answer at any peer."""
+
+
+MAX_TOKENS = 4096
+
+
+class RequestDefaults(msgspec.Struct, frozen=True):
+    """Default values for requests. temperature: overrides the model's recommendation; None means no default.
+    system_prompt: for conversations without one. max_tokens: for answers in conversations, if there is room for so
+    many. model: "" means the only model of the mesh. keep_agent_lines: leave the changing lines of agents first; see
+    exo_mesh.api.core.agent_lines. control_tokens_in_text: leave control tokens in texts; see
+    exo_mesh.text.control_text. trace_sample: the share of requests without a traceparent header that is traced."""
+
+    temperature: float | None = None
+    system_prompt: str = ""
+    max_tokens: int = MAX_TOKENS
+    model: str = ""
+    keep_agent_lines: bool = False
+    control_tokens_in_text: bool = False
+    trace_sample: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> RequestDefaults:
+        """The defaults that these settings define."""
+        return cls(
+            settings.default_temp,
+            settings.system_prompt,
+            settings.max_generate_tokens,
+            settings.default_model,
+            settings.keep_agent_lines,
+            settings.control_tokens_in_text,
+            settings.trace_sample,
+        )
 
 
 def _lone_settings() -> LoneSettings:
@@ -61,7 +95,8 @@ class ApiOptions(msgspec.Struct, frozen=True):
     each request. hub_token: the token for the hub. config: the current settings, for `/config`; config_file: the path
     of this node's config.toml, which need not exist. logs: the log of this process, for `/v1/logging`. ollama_port: the
     port at which clients of Ollama call; None if there is none. web_tools: the tools that fetch pages from the web.
-    image_trail: follows images, if somebody looks for a mistake.
+    image_trail: follows images, if somebody looks for a mistake. warm_after_s: the handlers of
+    chats are imported with the first call of a client, whatever it asks, and at latest after this time.
     """
 
     registry: Callable[[], CollectorRegistry] | None = None
@@ -88,18 +123,51 @@ class ApiOptions(msgspec.Struct, frozen=True):
     ollama_port: int | None = None
     web_tools: WebToolOptions = msgspec.field(default_factory=WebToolOptions)
     image_trail: ImageTrail | None = None
+    warm_after_s: float = 10.0
 
 
-class ApiContext(msgspec.Struct, frozen=True):
+class ApiContext:
     """The shared objects of one application. now: Unix time, for the field `created` of OpenAI's replies. watchdog:
-    ends waits that take too long."""
+    ends waits that take too long. texts: closed with the context; they are made at their first use if none are
+    given."""
 
-    services: Services
-    texts: TextModels
-    options: ApiOptions
-    watchdog: Watchdog
-    now: Callable[[], float] = time.time
-    started_at: int = 0
+    def __init__(
+        self,
+        services: Services,
+        options: ApiOptions,
+        watchdog: Watchdog,
+        now: Callable[[], float] = time.time,
+        texts: TextModels | None = None,
+    ) -> None:
+        self.services = services
+        self.options = options
+        self.watchdog = watchdog
+        self.now = now
+        self.started_at = int(now())
+        self._texts = texts
+        self._shared: dict[Any, Any] = {}
+
+    @property
+    def texts(self) -> TextModels:
+        """The text models that all dialects share."""
+        if self._texts is None:
+            from exo_mesh.api.core.templates import TemplateRenderer  # handlers that use texts have imported both
+            from exo_mesh.api.core.texts import TextModels
+
+            self._texts = TextModels(TemplateRenderer(), self.options.image_trail)
+        return self._texts
+
+    def shared(self, kind: Callable[[ApiContext], T]) -> T:
+        """The object of this class that several groups of handlers share; it is built at the first call."""
+        if kind not in self._shared:
+            self._shared[kind] = kind(self)
+        made: T = self._shared[kind]
+        return made
+
+    async def close(self) -> None:
+        """End the threads and processes of the text models."""
+        if self._texts is not None:
+            await self._texts.close()
 
 
 def new_secret(request: web.Request, secret: str = "") -> str:

@@ -15,11 +15,9 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error, quoted
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
+from exo_mesh.api.routes import NDJSON
 from exo_mesh.errors import InputError
 from exo_mesh.node.inspection.diagnostics import MAX_TIMELINE
-
-NDJSON = "application/x-ndjson"
 
 REQUEST_IDS = frozenset({"request_id", "trace_id", "key_id"})
 
@@ -30,38 +28,6 @@ class DiagnosticRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._peers = context.services.peers
         self._inspection = context.services.inspection
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        base = "/v1/diagnostics"
-        # fmt: off
-        return [
-            Route("GET", (f"{base}/node",), self.node, USE, "Diagnostics of this node"),
-            Route(
-                "DELETE", (f"{base}/node/quarantine",), self.lift_quarantine, ADMIN,
-                "Allow models and engines again that got stuck or crashed on this node",
-            ),
-            Route("GET", (f"{base}/cluster",), self.cluster, USE, "Diagnostics of every node that answers"),
-            Route("GET", (f"{base}/cluster/timeline",), self.timeline, USE, "The phases of all runners, by time"),
-            Route("GET", (f"{base}/cluster/{{id}}",), self.one, USE, "Diagnostics of one node", errors=(404,)),
-            Route(
-                "POST", (f"{base}/node/capture", f"{base}/cluster/{{id}}/capture"), self.capture, ADMIN,
-                "Stacks and memory maps of a node and its runners, taken now", errors=(404, 429, 503, 504),
-                query={"runner": "only this runner, by its pid, instance or label"},
-            ),
-            Route(
-                "POST", (f"{base}/node/runners/{{runner}}/cancel", f"{base}/cluster/{{id}}/runners/{{runner}}/cancel"),
-                self.cancel_runner, ADMIN, "Cancel the requests that run on a runner", errors=(404,),
-                query={"request_id": "only the requests with this id"},
-            ),
-            Route(
-                "GET", ("/events",), self.events, USE, "The recorded phases of the runners, one JSON object per line",
-                errors=(400,), content_type=NDJSON,
-                query={"since": "only phases that last beyond this Unix time", "n": f"most lines, 1 to {MAX_TIMELINE}",
-                       "scope": "node or cluster"},
-            ),
-        ]
-        # fmt: on
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/node: diagnostics of this node."""

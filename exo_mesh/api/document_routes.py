@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.resources import files
 
 from aiohttp import web
 
+from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.openapi import openapi_document
-from exo_mesh.api.routes import OPEN, ROUTES, Route, RouteTable
+from exo_mesh.api.routes import ROUTES, RouteTable
 
 _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
@@ -16,17 +18,13 @@ _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline
 class DocumentRoutes:
     """Each method answers one route."""
 
-    def table(self) -> RouteTable:
-        """The routes. They are open: the document is the same for every node of a version."""
-        return [
-            Route("GET", ("/api/openapi.json", "/openapi.json"), self.document, OPEN, "This document: OpenAPI 3.1"),
-            Route("GET", ("/docs",), self.page, OPEN, "A page that shows the document", content_type="text/html"),
-        ]
+    def __init__(self, context: ApiContext) -> None:
+        """Needs nothing of the context."""
 
     async def document(self, request: web.Request) -> web.Response:
         """GET /api/openapi.json"""
         table: RouteTable = request.app[ROUTES]
-        return json_response(openapi_document(table))
+        return json_response(await asyncio.to_thread(openapi_document, table))
 
     async def page(self, request: web.Request) -> web.Response:
         """GET /docs: a static page that reads the document from this node."""

@@ -16,7 +16,6 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.model_routes import peer_names
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
 from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry
@@ -39,25 +38,6 @@ class DownloadRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._models = context.services.models
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/download/start", "/download"), self.start, ADMIN, "Start the download of a model",
-                body=DownloadBody, status=202, errors=(400, 404, 408, 409, 413, 503, 504),
-            ),
-            Route(
-                "DELETE", ("/download/{node}/{model:.+}",), self.cancel, ADMIN, "Cancel the download of one peer",
-                errors=(404, 503, 504),
-            ),
-            Route(
-                "GET", ("/v1/download/progress",), self.progress, USE, "All downloads of the mesh",
-                query={"stream": "1: send server-sent events"}, events=True,
-            ),
-        ]
-        # fmt: on
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /download/start: download each peer's share of a model, or the whole model; answers at once."""

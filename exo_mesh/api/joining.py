@@ -17,7 +17,6 @@ from aiohttp import hdrs, web
 from exo_mesh.api.access import ANY_ADMIN, CALLER, LOCAL
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.web.qr import MAX_BYTES, qr_rows
 from exo_mesh.errors import InputError
 from exo_mesh.security.invitations import Invitation
@@ -47,25 +46,14 @@ class ProofBody(msgspec.Struct, forbid_unknown_fields=True):
     proof: str
 
 
+JoinBody = dict[str, str]
+
+
 class JoinRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
         self._invitations = context.options.invitations
-
-    def table(self) -> RouteTable:
-        """The routes. `join` is for machines that have the code of an invitation and no key yet."""
-        # fmt: off
-        return [
-            Route("POST", ("/v1/invite",), self.invite, ADMIN, "Open an invitation", status=201, errors=(400,)),
-            Route("GET", ("/v1/invite",), self.invitation, USE, "The state of the last invitation"),
-            Route("DELETE", ("/v1/invite",), self.withdraw, ADMIN, "Withdraw the invitation"),
-            Route(
-                "POST", ("/v1/join",), self.join, OPEN, "The calls of a machine that joins with a code",
-                body=dict[str, str], errors=(400, 403, 404, 429),
-            ),
-        ]
-        # fmt: on
 
     async def invite(self, request: web.Request) -> web.Response:
         """POST /v1/invite: open an invitation with a one-time code. It needs the local token, or an admin key over a

@@ -19,7 +19,6 @@ from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error, quoted
-from exo_mesh.api.routes import ADMIN, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import ApiKey, KeyFile, Role
 from exo_mesh.security.sessions import VALID_S, Session, number_of
@@ -46,23 +45,6 @@ class KeyRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._access = context.options.access
         self._body_silence_s = context.options.body_silence_s
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route("GET", ("/v1/keys",), self.keys, ADMIN, "The valid API keys, without their texts"),
-            Route(
-                "POST", ("/v1/keys",), self.add, ADMIN, "Make an API key; its text is in this reply only",
-                body=KeyBody, status=201, errors=(400,),
-            ),
-            Route("DELETE", ("/v1/keys/{id}",), self.remove, ADMIN, "Revoke an API key or session", errors=(400, 404)),
-            Route(
-                "POST", ("/v1/session",), self.session, ADMIN, "Exchange the local token for a session of the mesh",
-                body=SessionBody, errors=(400,),
-            ),
-        ]
-        # fmt: on
 
     async def keys(self, request: web.Request) -> web.Response:
         """GET /v1/keys: list the valid keys, and the sessions that this node has seen. scope: "mesh" if the keys are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from exo_mesh.domain.whole.served import ServedModel
@@ -50,9 +51,13 @@ def _server(model: ServedModel) -> dict[str, Any]:
     return {"engine": model.engine, "server": model.server, "model": model.served_name, "gets_text": True}
 
 
-def known_object(card: TomlCard, created: int) -> dict[str, Any]:
-    """A model that no peer has, as its card describes it; numbers that the card does not give are 0. estimated_bytes:
-    about the size of the weights, by the parameters that the card or its id names."""
+def known_object(card: TomlCard, created: int, engines: Iterable[str] = ()) -> dict[str, Any]:
+    """A model that no peer has, as its card describes it; numbers that the card does not give are 0.
+
+    estimated_bytes: about the size of the weights, by the parameters that the card or its id names. features: the
+    capabilities on its card, such as tools and thinking. engines: those that run its architecture, whether or not a
+    peer has them.
+    """
     return {
         "id": card.id,
         "object": "model",
@@ -70,4 +75,7 @@ def known_object(card: TomlCard, created: int) -> dict[str, Any]:
         "instance_ids": [],
         "aliases": list(card.aliases),
         "tasks": list(card.tasks),
+        "family": card.family or "",
+        "features": list(card.capabilities),
+        "engines": list(engines),
     }

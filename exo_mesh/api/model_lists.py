@@ -12,9 +12,7 @@ from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.listed import known_object, model_object, status_of
 from exo_mesh.api.model_names import named_model
-from exo_mesh.api.routes import USE, Route, RouteTable
-
-STATUSES = "downloaded, partial, loaded, served, known or unusable"
+from exo_mesh.api.table import STATUSES
 
 
 class ModelListRoutes:
@@ -23,24 +21,6 @@ class ModelListRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._models = context.services.models
         self._started_at = context.started_at
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        query = {
-            "status": STATUSES,
-            "limit": "for Anthropic's clients: most models, 1 to 1000",
-            "after_id": "for Anthropic's clients: the model before the list",
-            "before_id": "for Anthropic's clients: the model after the list",
-        }
-        # fmt: off
-        return [
-            Route(
-                "GET", ("/v1/models", "/models"), self.models, USE, "The models of the mesh",
-                errors=(400,), query=query,
-            ),
-            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
-        ]
-        # fmt: on
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models: the models on the disks of all peers. `?status=loaded` lists only models with an instance,
@@ -67,7 +47,8 @@ class ModelListRoutes:
             case "unusable":
                 return json_response({"object": "list", "data": self._unusable_objects()})
             case "known":
-                known = [known_object(card, self._started_at) for card in self._models.cards_without_files()]
+                cards = self._models.cards_without_files()
+                known = [known_object(card, self._started_at, self._models.engines_of(card)) for card in cards]
                 return json_response({"object": "list", "data": known})
             case other:
                 message = f"status is {quoted(other)}; it must be {STATUSES}"

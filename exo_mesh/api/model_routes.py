@@ -15,7 +15,6 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.api.listed import model_object
 from exo_mesh.api.model_names import may_name_paths
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
 from exo_mesh.models.names import is_name
@@ -25,9 +24,6 @@ MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
 MAX_PEERS = 64
 """Peers that one request may name."""
-
-
-PEERS = {"peers": "names or ids of peers, separated by commas"}
 
 
 class CardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -44,49 +40,6 @@ class ModelRoutes:
         self._any_store = context.services.store
         self._body_silence_s = context.options.body_silence_s
         self._started_at = context.started_at
-
-    def table(self) -> RouteTable:
-        """The routes. They come before /models/{id}, which would read their paths as names of models."""
-        # fmt: off
-        return [
-            Route(
-                "GET", ("/models/search",), self.search, USE, "Search the hub for models",
-                errors=(400, 503), query={"query": "words to look for", "limit": "most results, 1 to 100"},
-            ),
-            Route(
-                "POST", ("/models/add",), self.add_card, ADMIN, "Make a card from a repository's headers",
-                body=CardBody, status=201, errors=(400, 404, 408, 409, 413, 503, 504),
-            ),
-            Route(
-                "DELETE", ("/models/custom/{id:.+}",), self.delete_card, ADMIN, "Delete a custom card",
-                errors=(400, 404),
-            ),
-            Route(
-                "DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete, ADMIN,
-                "Delete a model's files at all peers, or at the named ones", errors=(400, 404, 503, 504), query=PEERS,
-            ),
-            Route("GET", ("/store/storage",), self.storage, USE, "The disk space of this node's models"),
-            Route("GET", ("/store/health",), self.store_health, USE, "The host of the model store", errors=(503,)),
-            Route("GET", ("/store/registry",), self.store_registry, USE, "The models of the store", errors=(503,)),
-            Route("GET", ("/store/downloads",), self.store_downloads, USE, "Downloads of the store", errors=(503,)),
-            Route(
-                "GET", ("/store/models/{id:.+}/download/status",), self.store_status, USE,
-                "The progress of the store's download of a model", errors=(404, 503),
-            ),
-            Route(
-                "POST", ("/store/models/{id:.+}/download",), self.store_download, ADMIN,
-                "Let the store download all files of a model", status=202, errors=(400, 404, 503, 504),
-            ),
-            Route(
-                "POST", ("/store/purge-staging",), self.purge_staging, ADMIN, "Delete unused staged copies",
-                errors=(400, 503, 504), query=PEERS,
-            ),
-            Route(
-                "DELETE", ("/store/models/{id:.+}",), self.store_delete, ADMIN,
-                "Delete a model of the store and all its copies", errors=(400, 404, 503, 504),
-            ),
-        ]
-        # fmt: on
 
     async def search(self, request: web.Request) -> web.Response:
         """GET /models/search?query=…[&limit=N]: search the hub for models."""

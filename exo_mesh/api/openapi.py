@@ -10,7 +10,8 @@ import msgspec
 
 from exo_mesh import __version__
 from exo_mesh.api.errors import REASONS
-from exo_mesh.api.routes import OPEN, Route, canonical
+from exo_mesh.api.late import resolved
+from exo_mesh.api.routes import NDJSON, OPEN, Route, canonical
 
 _COMMON = (401, 403, 421, 500)
 """Statuses that any call can end with: no valid key, no permission, a wrong host, an internal error."""
@@ -36,16 +37,16 @@ _ERROR_SCHEMA: Mapping[str, Any] = {
 
 
 def openapi_document(table: Iterable[Route]) -> dict[str, Any]:
-    """The document as JSON values."""
+    """The document as JSON values. Imports the structs of all routes: call it in a thread."""
     rows = list(table)
-    types = [kind for row in rows for kind in (row.body, row.reply, row.error) if kind is not None]
+    types = [resolved(kind) for row in rows for kind in (row.body, row.reply, row.error) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for row in rows:
-        body = None if row.body is None else next(found)
-        reply = {"type": "object"} if row.reply is None else next(found)
-        error = {"$ref": "#/components/schemas/Error"} if row.error is None else next(found)
+        body = next(found) if row.body else None
+        reply = next(found) if row.reply else {"type": "object"}
+        error = next(found) if row.error else {"$ref": "#/components/schemas/Error"}
         for index, path in enumerate(row.paths):
             operation = _operation(row, path, body, reply, error, is_alias=index > 0)
             paths.setdefault(canonical(path), {})[row.method.lower()] = operation
@@ -97,9 +98,9 @@ def _responses(row: Route, reply: Any, error: Any) -> dict[str, Any]:
     if row.events:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if row.lines:
-        content["application/x-ndjson"] = {"schema": reply}
+        content[NDJSON] = {"schema": reply}
     made: dict[str, Any] = {str(row.status): {"description": row.summary, "content": content}}
-    errors = {*_COMMON, *row.errors, *(_OF_BODIES if row.body is not None else ())}
+    errors = {*_COMMON, *row.errors, *(_OF_BODIES if row.body else ())}
     if "{" in row.paths[0]:
         errors.add(404)
     for status in sorted(errors - {row.status}):

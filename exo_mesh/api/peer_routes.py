@@ -1,49 +1,38 @@
-"""Handlers that manage one peer through any node: drain, log and wake; and the sleep of this machine."""
+"""Handlers that manage one peer through any node: stop, drain, log and wake; and the sleep of this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
-from exo_mesh.api.errors import json_response, quoted
-from exo_mesh.api.routes import ADMIN, Route, RouteTable
+from exo_mesh.api.errors import json_response, plain_error, quoted
 from exo_mesh.base.telemetry.log_ring import MAX_RECORDS
 from exo_mesh.errors import InputError
 
 
 class PeerRoutes:
-    """Each method answers one route."""
+    """Each method answers one route. A node that is to stop first answers the call, then finishes its streams."""
 
     def __init__(self, context: ApiContext) -> None:
         self._peers = context.services.peers
 
-    def table(self) -> RouteTable:
-        """The routes."""
-        peer = {"node_id": "name or id of a peer, or at least 4 digits of its id; this node by default"}
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/admin/drain",), self.drain, ADMIN, "Let a node accept no new requests",
-                errors=(400, 404, 503), query=peer,
-            ),
-            Route(
-                "DELETE", ("/admin/drain",), self.undo_drain, ADMIN, "Let a node accept requests again",
-                errors=(400, 404, 503), query=peer,
-            ),
-            Route(
-                "GET", ("/admin/log",), self.log, ADMIN, "The last log records of a node", errors=(400, 404, 503),
-                query={**peer, "n": f"most records, 1 to {MAX_RECORDS}; 100 by default"},
-            ),
-            Route("POST", ("/admin/sleep",), self.sleep, ADMIN, "Announce that this machine goes to sleep"),
-            Route("POST", ("/admin/awake",), self.awake, ADMIN, "Rejoin the mesh after /admin/sleep"),
-            Route(
-                "POST", ("/admin/wake",), self.wake, ADMIN, "Wake the machine of a peer by Wake-on-LAN",
-                errors=(400, 404), query={"node_id": "name or id of a peer that this node has met"},
-            ),
-        ]
-        # fmt: on
+    async def quit(self, request: web.Request) -> web.Response:
+        """POST /quit: stop this node, as SIGTERM does. For programs that started the node; only from this machine."""
+        if not _is_loopback(request.remote):
+            return plain_error("insufficient_permissions", "POST /quit works only from the node's own machine")
+        await self._peers.stops.tell("", restart=False)
+        return json_response({"status": "stopping"}, 202)
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """POST /admin/stop[?node_id=…]"""
+        return await self._stop(request, restart=False)
+
+    async def restart(self, request: web.Request) -> web.Response:
+        """POST /admin/restart[?node_id=…]"""
+        return await self._stop(request, restart=True)
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST /admin/drain[?node_id=…]"""
@@ -81,3 +70,17 @@ class PeerRoutes:
     async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
         node_id = await self._peers.drain(request.query.get("node_id", ""), on=on)
         return json_response({"draining": on, "node_id": node_id})
+
+    async def _stop(self, request: web.Request, *, restart: bool) -> web.Response:
+        wanted = request.query.get("node_id", "")
+        node_id = await self._peers.stops.tell(wanted, restart=restart)
+        return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

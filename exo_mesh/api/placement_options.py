@@ -1,17 +1,17 @@
-"""Parses the placement options of `POST /instance` and `GET /instance/previews`."""
+"""The placement options of `POST /instance` and `GET /instance/previews`: the body, and what it asks for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
+import msgspec
 from msgspec.structs import replace
 from multidict import MultiDict, MultiMapping
 
 from exo_mesh.api.errors import quoted
-from exo_mesh.api.schema import InstanceBody, StageBody
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.ring_candidates import MIXING
@@ -35,6 +35,51 @@ _QUERY = frozenset(
 
 _OTHER_NAMES = {"model_id": "model", "excluded_nodes": "exclude_peers"}
 """Parameter names of older programs, and the current names."""
+
+
+class GroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The tensor group of a stage, as previews and /state show it, with the leader first. `rdma` is accepted and
+    computed again from the cables."""
+
+    peers: list[str]
+    backend: Literal["auto", "ring", "jaccl", "jaccl-ring"] = "auto"
+    rdma: list[list[str | None]] = []
+
+
+class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A stage, as `GET /instance/previews` shows it. Only peer, layers, engine, reserve_bytes (the sum of weights, KV
+    and overhead) and group are used. The other figures are accepted so that a preview can be sent back unchanged."""
+
+    peer: str
+    layers: tuple[int, int]
+    engine: str | None = None
+    reserve_bytes: int | None = None
+    group: GroupBody | None = None
+    name: str | None = None
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    overhead_bytes: int | None = None
+    usable_bytes: int | None = None
+    headroom_bytes: int | None = None
+
+
+class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /instance."""
+
+    model: str
+    min_peers: int | None = None
+    policy: Literal["memory", "latency", "throughput"] | None = None
+    context_limit: int | None = None
+    engine: str | None = None
+    engine_preference: list[str] = []
+    mixed_rings: Literal["auto", "never", "always"] | None = None
+    tensor_group: int | None = None
+    groups: list[list[str]] = []
+    group_backend: Literal["auto", "ring", "jaccl", "jaccl-ring"] | None = None
+    exclude_peers: list[str] = []
+    replicas: int | None = None
+    pins: dict[str, tuple[int, int]] | None = None
+    stages: list[StageBody] | None = None
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""GET /v1/requests/{id}/prefix: why the prompt of a request was computed again, and from which token on."""
+"""Explains one request: why its prompt was computed again (GET /v1/requests/{id}/prefix), and which stages computed its
+answer (GET /v1/requests/{id}/stages)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.rings.serving.explanations import Explanation
 
 _UNKNOWN = (
@@ -25,17 +25,6 @@ class PrefixRoutes:
         self._models = context.services.models
         self._observation = context.services.observation
         self._texts = context.texts
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "GET", ("/v1/requests/{id}/prefix",), self.explain, USE,
-                "Where the prompt of a request parted from what was kept", errors=(404,),
-            ),
-        ]
-        # fmt: on
 
     async def explain(self, request: web.Request) -> web.Response:
         """GET /v1/requests/{id}/prefix: figures of one of the last requests that entered at this node. Texts are shown
@@ -56,6 +45,17 @@ class PrefixRoutes:
         }
         if limited_to is None or found.key_id:
             shown |= await self._show_texts(found)
+        return json_response(shown)
+
+    async def stages(self, request: web.Request) -> web.Response:
+        """GET /v1/requests/{id}/stages: of a running request, or one of the last that entered at this node: the peers
+        and layers of each ring that computed a part of it."""
+        found = self._observation.answered(request.match_info["id"], request[CALLER].limited_to)
+        if found is None:
+            return plain_error(
+                "not_found", "this request is not known at this node: it entered at another node or long ago"
+            )
+        shown = {"request_id": found.request_id, "model": found.model, "legs": found.legs.describe()}
         return json_response(shown)
 
     async def _show_texts(self, found: Explanation) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """The table of routes, from which the router, the access rules and the OpenAPI document are made.
 
-Each group of handlers has a method `table` with its rows. If two rows match the same path, the first one answers.
+The rows themselves are in `table`. They name handlers and structs by late references, so no handler is imported before
+its first call; see `late`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -21,34 +22,42 @@ OPEN: Final = None
 """The role of a route that everybody may call, even on a closed mesh."""
 USE, ADMIN = Role.USE, Role.ADMIN
 
-GENERATION_ERRORS = (400, 404, 408, 409, 413, 422, 429, 499, 500, 503, 504)
-"""Error statuses of a request that runs on the mesh, besides the statuses that every route has."""
+NDJSON = "application/x-ndjson"
+"""The content type of lines of JSON."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One row of the table. paths: the first is the name, the others are aliases. role: the role that a caller needs;
-    see OPEN, USE and ADMIN.
+    """One row of the table. paths: the first is the name, the others are aliases. handler: a method of the group's
+    class. role: the role that a caller needs; see OPEN, USE and ADMIN.
 
-    body, reply: msgspec structs, for the document; None means no body, or a JSON object without a struct. status: the
-    status of a success. errors: further statuses of this route. query: the parameters and their meaning. events: a
-    success can also be a stream of server-sent events. lines: it can also be a stream of lines of JSON. content_type:
-    the type of a success. error: the struct of its error replies; None means OpenAI's form.
+    body, reply: msgspec structs as late references, for the document; "" means no body, or a JSON object without a
+    struct. status: the status of a success. errors: further statuses of this route. query: the parameters and their
+    meaning. events: a success can also be a stream of server-sent events. lines: it can also be a stream of lines of
+    JSON. content_type: the type of a success. error: the struct of its error replies, as a late reference; "" means
+    OpenAI's form.
     """
 
     method: str
     paths: tuple[str, ...]
-    handler: Handler
+    handler: str
     role: Role | None
     summary: str
-    body: Any = None
-    reply: Any = None
+    body: str = ""
+    reply: str = ""
     status: int = 200
     errors: tuple[int, ...] = ()
     query: Mapping[str, str] = msgspec.field(default_factory=dict)
     events: bool = False
     lines: bool = False
     content_type: str = "application/json"
-    error: Any = None
+    error: str = ""
+
+
+class RouteGroup(msgspec.Struct, frozen=True):
+    """The routes that one class handles. handlers: the class as a late reference; it is built from the ApiContext."""
+
+    handlers: str
+    routes: tuple[Route, ...]
 
 
 RouteTable = list[Route]
@@ -79,13 +88,18 @@ class RouteRoles(msgspec.Struct, frozen=True):
         return (path for (method, path), role in self.roles.items() if method == "GET" and role is OPEN)
 
 
-def add_routes(app: web.Application, table: RouteTable) -> None:
+def add_routes(
+    app: web.Application, groups: Iterable[RouteGroup], handler_of: Callable[[RouteGroup, Route], Handler]
+) -> None:
     """Add every row to the router."""
-    app[ROUTES] = table
-    for row in app[ROUTES]:
-        for path in row.paths:
-            add = app.router.add_get if row.method == "GET" else partial(app.router.add_route, row.method)
-            add(path, row.handler)  # add_get answers HEAD as well
+    app[ROUTES] = []
+    for group in groups:
+        for row in group.routes:
+            app[ROUTES].append(row)
+            handler = handler_of(group, row)
+            for path in row.paths:
+                add = app.router.add_get if row.method == "GET" else partial(app.router.add_route, row.method)
+                add(path, handler)  # add_get answers HEAD as well
 
 
 def near_path(table: RouteTable, method: str, path: str) -> str:

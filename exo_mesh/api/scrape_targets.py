@@ -11,7 +11,6 @@ from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.domain.addresses import needs_interface
 from exo_mesh.domain.reports import PeerReport, StateReport
 
@@ -26,24 +25,14 @@ class ScrapeTarget(msgspec.Struct):
     labels: dict[str, str]
 
 
+ScrapeTargets = list[ScrapeTarget]
+
+
 class ScrapeTargetRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
         self._observation = context.services.observation
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        return [
-            Route(
-                "GET",
-                ("/v1/prometheus/targets",),
-                self.targets,
-                USE,
-                "The API addresses of all nodes, for Prometheus' http_sd_configs",
-                reply=list[ScrapeTarget],
-            ),
-        ]
 
     async def targets(self, request: web.Request) -> web.Response:
         """GET /v1/prometheus/targets"""

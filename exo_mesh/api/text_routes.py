@@ -21,7 +21,6 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.schema import ChatBody, Message, ToolBody, decode_generation_body
 from exo_mesh.api.openai.translate import neutral_chat
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import ChatPrompt
 from exo_mesh.text.tokenizer import TextModel
@@ -29,7 +28,6 @@ from exo_mesh.text.tokenizer import TextModel
 B = TypeVar("B")
 
 _NAMES = FieldNames()
-_ERRORS = (400, 403, 404, 408, 413, 503, 504)
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -104,30 +102,6 @@ class TextRoutes:
         self._instances = context.services.instances
         self._texts = context.texts
         self._prompts = PromptTokens(context)
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/tokenize", "/v1/tokenize"), self.tokenize, USE, "Tokens of a text or a conversation",
-                body=TokenizeBody, reply=TokenizeReply, errors=_ERRORS,
-            ),
-            Route(
-                "POST", ("/detokenize", "/v1/detokenize"), self.detokenize, USE, "Text of tokens",
-                body=DetokenizeBody, reply=DetokenizeReply, errors=_ERRORS,
-            ),
-            Route(
-                "POST", ("/v1/chat/token/encode", "/chat/token/encode"), self.encode_chat, USE,
-                "The prompt of a conversation, its tokens and their number",
-                body=ChatBody, reply=EncodedChat, errors=_ERRORS,
-            ),
-            Route(
-                "POST", ("/apply-template",), self.apply_template, USE, "The prompt of a conversation",
-                body=ChatBody, reply=PromptReply, errors=_ERRORS,
-            ),
-        ]
-        # fmt: on
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize"""

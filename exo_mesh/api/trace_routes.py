@@ -12,7 +12,6 @@ from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.node.inspection.trace_formats import chrome_trace, trace_stats
 from exo_mesh.rings.serving.traces import MAX_TRACES, RequestTrace
@@ -46,37 +45,6 @@ class TraceRoutes:
         self._inspection = context.services.inspection
         self._desk = context.options.config
         self._body_silence_s = context.options.body_silence_s
-
-    def table(self) -> RouteTable:
-        """The routes. Every peer finds each trace of the mesh, so the `cluster` names of single traces are aliases."""
-        of_node, of_mesh = "/v1/traces", "/v1/traces/cluster"
-        # fmt: off
-        return [
-            Route("GET", ("/v1/tracing",), self.tracing, USE, "The share of new requests that is traced"),
-            Route(
-                "PUT", ("/v1/tracing",), self.switch, ADMIN, "Turn tracing of new requests on or off for the mesh",
-                body=TracingBody, errors=(400, 408, 413),
-            ),
-            Route("GET", (of_node,), self.here, USE, "Traced requests of this node"),
-            Route("GET", (of_mesh,), self.everywhere, USE, "Traced requests of all peers that answer"),
-            Route(
-                "POST", (f"{of_node}/delete",), self.delete, ADMIN, "Delete traces at all peers",
-                body=DeleteTracesBody, errors=(400, 408, 413),
-            ),
-            Route(
-                "GET", (f"{of_node}/{{id}}", f"{of_mesh}/{{id}}"), self.one, USE, "One traced request of any peer",
-                errors=(404,),
-            ),
-            Route(
-                "GET", (f"{of_node}/{{id}}/stats", f"{of_mesh}/{{id}}/stats"), self.stats, USE,
-                "The time of one traced request by stage and phase", errors=(404,),
-            ),
-            Route(
-                "GET", (f"{of_node}/{{id}}/raw", f"{of_mesh}/{{id}}/raw"), self.raw, USE,
-                "One traced request as a file for Perfetto", errors=(404,),
-            ),
-        ]
-        # fmt: on
 
     async def tracing(self, request: web.Request) -> web.Response:
         """GET /v1/tracing: the tracing of this node. origin "mesh": set by PUT /v1/tracing or PUT /config for all

@@ -7,9 +7,19 @@ import re
 import secrets
 from collections.abc import Sequence
 
+import msgspec
 from aiohttp import web
 
-from exo_mesh.api.core.asker import TraceContext
+
+class TraceContext(msgspec.Struct, frozen=True):
+    """The place of a traced request in its trace, as W3C Trace Context defines it. span_id: the span of the request
+    itself. parent_span_id and state: those of the caller; "" if the trace begins here."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
+    state: str = ""
+
 
 TRACE = web.RequestKey("trace", TraceContext)
 """The trace of a traced request; the reply has it in x-trace-id and traceresponse."""

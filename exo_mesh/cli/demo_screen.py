@@ -12,6 +12,7 @@ from rich.text import Text
 from exo_mesh.base.printable import cells, counted, padded
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.screen import FIRST_QUESTION, curl_line
+from exo_mesh.cli.stage_colours import stage_colour
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.cli.verbs.chat.answer import ask
 
@@ -20,8 +21,6 @@ _MAX_TOKENS = 256
 
 _WIDTH = 32
 """Most blocks in the line of a stage: a block for some layers of a deep model, or some blocks for a layer."""
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 
 
 class DemoScreen:
@@ -51,11 +50,16 @@ class DemoScreen:
         answer = ask(client, model, messages, {"temperature": 0, "max_tokens": _MAX_TOKENS}, self._piece)
         self._console.print(Text(f"\n       {answer.timing()}", style="dim"))
 
-    def serving(self, api_urls: list[str], model: str) -> None:
-        """Shows the addresses of the API and a curl command."""
+    def serving(self, api_urls: list[str], model: str, token: str = "") -> None:
+        """Shows the addresses of the API, the page, and a curl command. token: the local token of the first peer, which
+        gives the page local rights. Only a terminal shows it, no log."""
         self._console.print(f"\nThe mesh is up. OpenAI-style API: [bold]{api_urls[0]}/v1[/bold]")
         if api_urls[1:]:
             self._console.print(f"Every peer answers for every model: {', '.join(api_urls[1:])} too.")
+        rights = f"/#token={token}" if token and self._console.is_terminal else ""
+        self._console.print(
+            f"Page in a browser{', with local rights' if rights else ''}: [bold]{api_urls[0]}{rights}[/bold]"
+        )
         print(curl_line(api_urls[0], model, FIRST_QUESTION), flush=True)
         self._console.print("[dim]Ctrl-C stops all peers.[/dim]")
 
@@ -79,13 +83,12 @@ def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
     width = max(1, _WIDTH // total) * total if total <= _WIDTH else _WIDTH
     for index, stage in enumerate(stages):
         start, stop = stage["layers"]
-        colour = _COLOURS[index % len(_COLOURS)]
         name = names.get(stage["peer"], stage["peer"][:8])
         picture.append(f"  {padded(name, name_width)}  ", style="bold")
         first = min(start * width // total, width - 1)
         last = max(stop * width // total, first + 1)
         picture.append("·" * first, style="dim")
-        picture.append("█" * (last - first), style=colour)
+        picture.append("█" * (last - first), style=stage_colour(index))
         picture.append("·" * (width - last), style="dim")
         picture.append(f"  layers {layers_text(stage['layers'])}, {stage['engine']}\n")
     picture.append("sample ─► token out, and round again", style="dim")

@@ -1,4 +1,4 @@
-"""Prints the start and the end of a node: for people with rich, for programs as one JSON object per event.
+"""Prints the start and the end of a node: as text for people, for programs as one JSON object per event.
 
 Later events, such as peers that join or leave, go to the log.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import IO, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from exo_mesh.base.printable import printable
+from exo_mesh.base.printable import cells, printable
 from exo_mesh.base.telemetry.tables import human_bytes
+from exo_mesh.cli.terminal import BOLD, DIM, YELLOW, shows_styles, styled
 from exo_mesh.domain.device import API, EDGE, FULL
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.secret import fingerprint
@@ -91,34 +94,48 @@ class JsonScreen:
 
 
 class ConsoleScreen:
-    """Writes text for people. file: where to, instead of standard output."""
+    """Writes text for people. file: where to, instead of standard output. It works without rich, because the import of
+    rich would take 7 % of the start of a node."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
-        from rich.console import Console
-
-        self._console = Console(highlight=False, soft_wrap=True, file=file)
+        self._file = file
 
     def started(self, facts: NodeFacts) -> None:
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table.grid(padding=(0, 2))
-        for label, text in [*_fact_lines(facts), *_page_line(facts)]:
-            table.add_row(f"[dim]{label}[/dim]", escape(printable(text)))
-        self._console.print(f"[bold]exo-mesh {facts.version}[/bold]")
-        self._console.print(table)
+        self._say(f"exo-mesh {facts.version}", BOLD)
+        lines = [*_fact_lines(facts), *_page_line(facts)]
+        indent = 2 + max(cells(label) for label, _ in lines)
+        for label, text in lines:
+            shown, *rest = self._wrapped(printable(text), indent)
+            self._say(f"{styled(label, DIM) if self._has_styles else label}{' ' * (indent - cells(label))}{shown}")
+            for line in rest:
+                self._say(" " * indent + line)
         for note in facts.notes:
-            self._console.print(f"[yellow]{escape(printable(note))}[/yellow]")
+            self._say(printable(note), YELLOW)
         if facts.mesh_is_open:
-            self._console.print(
-                "[yellow]The mesh is open: no secret is set, so any machine that reaches these ports can join.[/yellow]"
-            )
+            self._say("The mesh is open: no secret is set, so any machine that reaches these ports can join.", YELLOW)
         if facts.api_url:
-            self._console.print(f"\nAsk a question in another terminal:\n{escape(next_steps(facts))}")
-        self._console.print("[dim]Ctrl-C stops the node.[/dim]\n")
+            self._say(f"\nAsk a question in another terminal:\n{next_steps(facts)}")
+        self._say("Ctrl-C stops the node.\n", DIM)
 
     def stopping(self, reason: str) -> None:
-        self._console.print(f"[dim]{reason}: stopping (repeat to force)[/dim]")
+        self._say(f"{reason}: stopping (repeat to force)", DIM)
+
+    @property
+    def _stream(self) -> IO[str]:
+        return self._file or sys.stdout
+
+    @property
+    def _has_styles(self) -> bool:
+        return shows_styles(self._stream)
+
+    def _say(self, text: str, style: str = "") -> None:
+        print(styled(text, style) if style and self._has_styles else text, file=self._stream, flush=True)
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        """The lines of a text beside its label: several on a terminal, one in a file."""
+        if not self._stream.isatty():
+            return [text]
+        return textwrap.wrap(text, max(20, shutil.get_terminal_size().columns - indent)) or [""]
 
 
 def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
+from typing import IO
 
 from exo_mesh.base.printable import cells
 from exo_mesh.errors import InputError
@@ -14,6 +16,20 @@ SIMILAR = "exo-mesh-similar"
 
 _ASCII = dict(zip("█▇▆▅▄▃▂▁▒░·─→←↔…–—×", "##==--__=..-><-.--x", strict=True))
 """What stands for the characters of our bars, lines and arrows."""
+
+
+BOLD, DIM, YELLOW = "1", "2", "33"
+"""Styles of texts, as terminals number them (ECMA-48, SGR)."""
+
+
+def shows_styles(stream: IO[str]) -> bool:
+    """Whether texts on a stream may have styles: on a terminal, unless its user wants none (https://no-color.org)."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: str) -> str:
+    """The text with a style that ends with it."""
+    return f"\x1b[{style}m{text}\x1b[0m"
 
 
 def _similar(error: UnicodeError) -> tuple[str, int]:

@@ -10,15 +10,13 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exo_mesh import __version__
 from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
-from exo_mesh.api.connections import ApiServer, ConnectionBounds
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
-from exo_mesh.api.core.image_trail import ImageTrail
-from exo_mesh.api.listening import bound_socket
+from exo_mesh.api.connections import ApiServer, ConnectionBounds, bound_socket
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.webtools.options import WebToolOptions
@@ -46,6 +44,9 @@ from exo_mesh.security.secret import exposure
 from exo_mesh.security.sessions import PageSessions
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings
 from exo_mesh.settings.default_paths import models_dirs, own_nodes_dir
+
+if TYPE_CHECKING:
+    from exo_mesh.api.core.image_trail import ImageTrail
 
 API_PORT_TRIES = 50
 _log = logging.getLogger(__name__)
@@ -420,4 +421,6 @@ def _image_trail(settings: Settings) -> ImageTrail | None:
     """The trail of images that the settings ask for; None if they ask for none."""
     if not settings.image_transport_debug and settings.vision_debug_save_dir is None:
         return None
+    from exo_mesh.api.core.image_trail import ImageTrail  # for people who look for a mistake
+
     return ImageTrail(settings.image_transport_debug, settings.vision_debug_save_dir)

@@ -33,6 +33,11 @@ class Registry(msgspec.Struct, frozen=True):
         installed = ", ".join(sorted(self.providers)) or "none"
         raise InputError(f"no engine {json.dumps(name)}; installed: {installed}", param="engine")
 
+    def supporting(self, architecture: str) -> tuple[str, ...]:
+        """The names of the stage engines that run an architecture, whether or not this machine can use them."""
+        stages = (one for one in self.providers.values() if one.kind == "stage")
+        return tuple(sorted(one.name for one in stages if one.supports(architecture)))
+
     def configured(self, engine: str, options: Mapping[str, str]) -> Registry:
         """The same engines with the operator's engine options: for the engine named, or with "auto" for all."""
         if not options:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
-from exo_mesh.engine.contract import StageEngine, StageInput
+from exo_mesh.engine.contract import StageEngine, StageInput, Warmable
 from exo_mesh.errors import EngineError
 
 SEQUENCE = -1
@@ -19,6 +21,19 @@ token."""
 CPU_TOKENS = 2
 """The same on a CPU, where nothing is compiled and each token costs as much time as in an answer: a stage that replaces
 a lost one has no time to lose."""
+
+
+_log = logging.getLogger(__name__)
+
+
+def warm_up(engine: Warmable, context_limit: int) -> None:
+    """Let a loaded engine run its first passes, and log how long they took. Raises nothing."""
+    begin = time.perf_counter()
+    try:
+        engine.warm_up(context_limit)
+    except EngineError as exc:
+        _log.warning("the warm-up failed, and the first request may fail too: %s", exc)
+    _log.info("warmed up in %.2f s", time.perf_counter() - begin)
 
 
 def run_first_passes(stage: StageEngine, context_limit: int, *, on_gpu: bool) -> None:

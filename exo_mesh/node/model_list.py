@@ -20,7 +20,7 @@ def listed_model(
     is_loading = bool(instances.of_model(name, InstanceState.LOADING))
     aliases, profile = models.profiles.of(card)
     about = models.shelf.card(card.name)
-    served = models.served
+    served, is_served = models.served, card.architecture == SERVED_ARCHITECTURE
     return ModelEntry(
         name,
         tuple(peers),
@@ -30,12 +30,12 @@ def listed_model(
         is_loading,
         aliases,
         profile,
-        num_bytes=card.total_bytes,
-        num_layers=card.num_layers,
+        num_bytes=0 if is_served else card.total_bytes,
+        num_layers=0 if is_served else card.num_layers,
         quantization=card.quantization or (about.quantization if about is not None else None) or "",
         dtype=card.dtype,
         digest=card.digest.removeprefix(SERVED_DIGEST),
-        served=served.find(name) if card.architecture == SERVED_ARCHITECTURE else None,
+        served=served.find(name) if is_served else None,
         stand_ins=tuple(one for other in served.standing_for(name) if (one := served.find(other)) is not None),
         tasks=models.shelf.tasks_of(card),
         is_partial=models.catalogue.is_partial(name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,16 @@ class ModelService:
     """The models of the mesh. All failures are MeshErrors. peer, peers: see Membership.peer_named."""
 
     def __init__(
-        self, membership: Membership, models: ModelParts, owning: InstanceParts, *, obeys_peers: bool = True
+        self,
+        membership: Membership,
+        models: ModelParts,
+        owning: InstanceParts,
+        *,
+        obeys_peers: bool = True,
+        engines_for: Callable[[str], tuple[str, ...]] = lambda architecture: (),
     ) -> None:
-        """obeys_peers: this node also uses the hub when a peer asks. In an open mesh a stranger could fill its disk."""
+        """engines_for: the engines that run an architecture, usable here or not. obeys_peers: this node also uses the
+        hub when a peer asks. In an open mesh a stranger could fill its disk."""
         self._membership = membership
         self._models = models
         self._catalogue = models.catalogue
@@ -62,6 +69,7 @@ class ModelService:
         self._instances = owning.instances
         self._planner = owning.planner
         self._obeys_peers = obeys_peers
+        self._engines_for = engines_for
 
     # what there is
 
@@ -89,6 +97,10 @@ class ModelService:
         """The cards of models that no live peer has, sorted by id."""
         there = self._catalogue.names()
         return [card for card_id, card in sorted(self._shelf.cards().items()) if card_id not in there]
+
+    def engines_of(self, card: TomlCard) -> tuple[str, ...]:
+        """The engines that run the architecture of a card; empty if the card does not name it."""
+        return self._engines_for(card.architecture) if card.architecture else ()
 
     def unusable(self) -> dict[str, str]:
         """The models on this machine that cannot be used: reason by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.base.clock import monotonic
@@ -33,13 +33,16 @@ from exo_mesh.node.inspection.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.service import InspectionService
 from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing.instances import Instances
+from exo_mesh.rings.serving.answer_stages import AnsweredRequest
 from exo_mesh.rings.serving.explanations import Explanation
 from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
+
+if TYPE_CHECKING:
+    from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 
 
 class Observation:
@@ -192,6 +195,11 @@ class Observation:
         """Where the prompt of a request that entered here parted from what its ring kept; None if that is not known.
         key_id: as for recent_requests."""
         return self._serving.journal.explanations.find(request_id, key_id)
+
+    def answered(self, request_id: str, key_id: str | None = None) -> AnsweredRequest | None:
+        """The rings that computed a request that entered here; None if it is not known. key_id: as for
+        recent_requests."""
+        return self._serving.router.answered(request_id, key_id)
 
     def request_stats(self) -> dict[str, Any]:
         """Statistics of the requests that entered here."""

@@ -42,9 +42,10 @@ class Services(msgspec.Struct, frozen=True):
         phase: Callable[[], str],
         *,
         obeys_peers: bool,
+        engines_for: Callable[[str], tuple[str, ...]],
     ) -> Services:
-        """phase: see Health.describe. obeys_peers: see ModelService."""
-        model_service = ModelService(membership, models, owning, obeys_peers=obeys_peers)
+        """phase: see Health.describe. obeys_peers, engines_for: see ModelService."""
+        model_service = ModelService(membership, models, owning, obeys_peers=obeys_peers, engines_for=engines_for)
         return Services(
             model_service,
             InstanceService(membership, models, owning),

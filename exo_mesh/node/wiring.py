@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +29,6 @@ from exo_mesh.mesh.membership.wiring import answers as membership_answers
 from exo_mesh.models.server_metrics import shown_in
 from exo_mesh.models.wiring import ModelParts
 from exo_mesh.node.health import Health
-from exo_mesh.node.inspection.otlp.wiring import exporter_of
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_engines import OwnEngines
 from exo_mesh.node.service import Services
@@ -52,6 +52,9 @@ from exo_mesh.wire.control_client import ControlClient
 from exo_mesh.wire.control_server import ControlServer
 from exo_mesh.wire.peer_call import AnyAnswer
 from exo_mesh.wire.probes.port import probe_port
+
+if TYPE_CHECKING:
+    from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ class NodeParts:
         self.membership = self._new_membership(tuning.timing)
         sharing = SharingParts.build(settings, effective, self.membership)
         self.keys, self.shared = sharing.keys, sharing.settings
-        self.exporter = exporter_of(settings, self.membership, self.metrics)
+        self.exporter = _exporter(settings, self.membership, self.metrics)
         self.models = self._new_models()
         self.on_disk = KeptHere(settings, self.membership, self.models.catalogue, self.models.files)
         self.engines = OwnEngines(settings, registry, self.membership, self.models)
@@ -243,6 +246,7 @@ class NodeParts:
             observation,
             self.phase,
             obeys_peers=self.credentials is not None or self.settings.open_admin,
+            engines_for=self.registry.supporting,
         )
 
     @property
@@ -318,3 +322,12 @@ class NodeParts:
 
     def _requests_here(self) -> dict[str, int]:
         return self.serving.journal.outstanding()
+
+
+def _exporter(settings: Settings, membership: Membership, metrics: Metrics) -> TraceExporter | None:
+    """The exporter of traces; None without --otlp-endpoint. Raises ConfigError."""
+    if not settings.otlp_endpoint:
+        return None
+    from exo_mesh.node.inspection.otlp.wiring import exporter_of  # few nodes send traces
+
+    return exporter_of(settings, membership, metrics)

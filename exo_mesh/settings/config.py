@@ -195,7 +195,7 @@ class Settings:
     memory_poll_interval: Annotated[float, MEMORY.number("SECONDS", values.seconds(0.1, 60.0)),
         "time between readings of the memory"] = 1.5
     spare_runners: Annotated[int, MEMORY.whole("N", 0, 8),
-        "idle runners that have imported the engine already, for a faster recovery"] = 0
+        "idle runners for each engine in use that have imported it already, for a faster start"] = 0
 
     models_dirs: Annotated[tuple[Path, ...], MODELS.path("DIR", name="models_dir"),
         "a directory that contains model directories, or one model directory"] = ()

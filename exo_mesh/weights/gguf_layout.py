@@ -13,10 +13,18 @@ from exo_mesh.weights.gguf_config import make_config
 from exo_mesh.weights.gguf_families import ROPE_FACTORS
 from exo_mesh.weights.gguf_table import checkpoint_table, file_table, find_first_file, read_headers
 from exo_mesh.weights.gguf_tokenizer import make_tokenizer, make_tokenizer_config
-from exo_mesh.weights.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES, label, named, open_model_file
+from exo_mesh.weights.model_files import (
+    CONFIG,
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER,
+    label,
+    named,
+    open_model_file,
+)
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 
-CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 MADE_FILES = (CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 """The files that are made, in the order in which they are written."""
 

@@ -21,9 +21,16 @@ import msgspec
 from exo_mesh.base.process_limits import limit_work
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.fetched import SCRATCH_PREFIX
-from exo_mesh.weights.gguf_layout import CONFIG, TOKENIZER, texts_of_gguf
 from exo_mesh.weights.gguf_table import is_model_file, read_headers, shard_names, without_shard
-from exo_mesh.weights.model_files import MAX_TOKENIZER_BYTES, VIEW_FILE, exists, label, read_model_file
+from exo_mesh.weights.model_files import (
+    CONFIG,
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER,
+    VIEW_FILE,
+    exists,
+    label,
+    read_model_file,
+)
 from exo_mesh.weights.names import usable_file_name
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
@@ -194,6 +201,8 @@ def write_texts(directory: Path, first: str, out: Path) -> list[str]:
     OSError."""
     beside = directory / TOKENIZER
     try:
+        from exo_mesh.weights.gguf_layout import texts_of_gguf  # only for new GGUF files
+
         texts = texts_of_gguf(read_headers(directory, first), has_tokenizer=exists(beside))
         if exists(beside):
             texts[TOKENIZER] = read_model_file(beside, MAX_TOKENIZER_BYTES)  # also if it is where they are written

@@ -49,6 +49,8 @@ FOLDER_FILES = {
 """How hidden states become a vector, and logits a score, and the chat template for tools: the only files of a model in
 folders that are used. Fetched models have them under these names, directly in the directory, as all their files."""
 
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+
 VIEW_FILE = "exo-mesh.view"
 """A file in a directory that a node made for GGUF files elsewhere: the real paths of the files that are linked there.
 See exo_mesh/weights/gguf_views.py."""

@@ -46,6 +46,7 @@ from exo_mesh.models.fetcher.wire import HubModel
 from exo_mesh.node.service import Services
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.serving import calls as serving_calls
+from exo_mesh.rings.serving.answer_stages import AnsweredRequest, AnsweredRequests
 from exo_mesh.rings.serving.explanations import Explanation, Explanations
 from exo_mesh.rings.serving.kept_answers import KeptAnswers
 from exo_mesh.rings.serving.kept_service import KeptService
@@ -80,6 +81,7 @@ class ScriptedMesh:
     is_reading: bool = False
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     explanations: Explanations = field(default_factory=Explanations)
+    answered: AnsweredRequests = field(default_factory=AnsweredRequests)
     status: str = "ok"
     draining: bool = False
     at_hub: tuple[str, ...] = ("m", "org/at-hub")
@@ -171,6 +173,9 @@ class ScriptedModels:
             if entry.name == name:
                 return entry
         raise UnknownModelError(f"no peer has {name}", param="model")
+
+    def engines_of(self, card: TomlCard) -> tuple[str, ...]:
+        return ("mlx", "torch")
 
     def cards_without_files(self) -> list[TomlCard]:
         return [TomlCard(id=name, n_layers=4, source="a test") for name in self._mesh.at_hub]
@@ -407,6 +412,10 @@ class ScriptedObservation:
 
     def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
         return self._mesh.explanations.find(request_id, key_id)
+
+    def answered(self, request_id: str, key_id: str | None = None) -> AnsweredRequest | None:
+        found = self._mesh.answered.find(request_id)
+        return found if found is not None and key_id in (None, found.key_id) else None
 
     def request_stats(self) -> dict[str, Any]:
         return {"total": len(self._mesh.requests)}

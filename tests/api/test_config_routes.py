@@ -13,8 +13,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.config_routes import SharedSettingsBody
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from exo_mesh.base.telemetry.node_logs import LoneLogs
 from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role

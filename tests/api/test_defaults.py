@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from tests.api.scripted_mesh import ScriptedMesh, served
 
 OWN = {"messages": [{"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}]}

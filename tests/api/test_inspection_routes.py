@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings
 from tests.api.conftest import OPEN_ADMIN

@@ -10,8 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from exo_mesh.api.tracing import MAX_STATE_CHARS, trace_of
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 

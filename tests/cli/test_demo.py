@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -15,10 +16,11 @@ from typing import NoReturn
 
 import psutil
 import pytest
+from rich.console import Console
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
-from exo_mesh.cli.demo_screen import ring_picture
+from exo_mesh.cli.demo_screen import DemoScreen, ring_picture
 from exo_mesh.cli.main import main
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
@@ -145,6 +147,18 @@ def test_it_shows_a_model_of_the_user_and_a_refusal_without_logs(
     assert shown.returncode != exit_codes.OK
     assert "unheard-of" in shown.stderr and "node.log" not in shown.stderr
     assert list(tmp_path.glob("exo-mesh-demo-*")) == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_page_with_local_rights_is_linked_on_a_terminal_and_in_no_log(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=is_terminal, width=200, color_system=None)
+    DemoScreen(console).serving(["http://127.0.0.1:5"], "m", "exo-local-secret")
+    shown = written.getvalue() + capsys.readouterr().out
+    assert ("http://127.0.0.1:5/#token=exo-local-secret" in shown) is is_terminal
+    assert "Page in a browser" in shown and ("exo-local-secret" in shown) is is_terminal
 
 
 def test_a_deep_model_has_a_line_of_at_most_32_blocks() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.verbs.explain import describe
+from exo_mesh.cli.verbs.explain import computed_by, describe
 
 FOUND: dict[str, Any] = {
     "prompt_tokens": 2048,
@@ -41,3 +41,12 @@ def test_the_first_difference_is_shown_with_the_texts_around_it() -> None:
 )
 def test_other_prompts_are_explained_too(fields: dict[str, Any], sentence: str) -> None:
     assert sentence in describe(FOUND | fields | {"first_token_s": None})
+
+
+def test_each_ring_of_a_request_is_a_sentence() -> None:
+    alice, bob = ({"names": [name], "layers": layers} for name, layers in (("alice", [0, 18]), ("bob", [18, 36])))
+    group = {"names": ["carol", "dave"], "layers": [18, 36]}
+    first = {"from_token": 0, "pause_s": None, "stages": [alice, bob]}
+    later = {"from_token": 57, "pause_s": 1.9, "stages": [alice, group]}
+    assert computed_by(first) == "computed by alice 0-17 → bob 18-35"
+    assert computed_by(later) == "from token 57 on by alice 0-17 → carol + dave 18-35, after a pause of 1.9 s"

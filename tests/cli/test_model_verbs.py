@@ -19,7 +19,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.cli.verbs.models import facts, pull, waiting
+from exo_mesh.cli.verbs.models import facts, listing, pull, show, waiting
 from exo_mesh.cli.verbs.models.bars import Bars, figures, label, phase_row
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
@@ -335,6 +335,21 @@ def test_facts_of_a_model() -> None:
     assert facts.previewed_fit([refused]) == "no: too large"
     assert facts.previewed_fit([refused, {"width": 2, "context_limit": 64}]) == "yes: 2 peers, context 64 tokens"
     assert [facts.ago(then, 200_000) for then in (None, 199_999, 0)] == ["-", "1 s ago", "2 d ago"]
+
+
+def test_a_model_of_a_server_has_no_size_and_no_layers_here() -> None:
+    writer = {
+        "id": "writer", "num_bytes": 0, "num_layers": 0, "served_by": [{"engine": "openai", "server": "a:1"}],
+        "peers": ["p"], "used_at": None, "fits": "served", "context_length": 4096,
+    }  # fmt: skip
+    state = {"view": {"peers": [{"id": "p", "name": "alice"}], "instances": []}, "telemetry": {}}
+    row = list(map(str, listing._row(writer, state, [])))
+    assert dict(zip(listing.HEADER, row, strict=True)) == {
+        "MODEL": "writer", "SIZE": "-", "QUANT": "?", "CONTEXT": "4096", "PEERS": "alice", "LAYERS": "-",
+        "LAST USED": "-", "FITS": "served",
+    }  # fmt: skip
+    assert show._size(writer) == "nothing of it is in the mesh: a model server has it"
+    assert not facts.is_served({**writer, "num_bytes": 5}), "peers have its files, too"
 
 
 def test_show_names_the_peers_that_have_not_checked_their_parts() -> None:

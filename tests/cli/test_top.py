@@ -20,6 +20,7 @@ from rich.text import Text
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
+from exo_mesh.cli.stage_colours import STAGE_COLOURS, stage_colour
 from exo_mesh.cli.verbs.top import feed
 from exo_mesh.cli.verbs.top.keys import named
 from exo_mesh.cli.verbs.top.live_data import MAX_CURVE, LiveData, patched
@@ -97,6 +98,14 @@ def test_everything_that_is_known_is_shown() -> None:
         "8.0 GB", "org/model  ready", "alpha 0-3 → beta 4-7", "stop",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_each_stage_of_a_ring_has_its_colour() -> None:
+    ring = sections(a_view(), 120)[1].rows[0].cells[-1]
+    assert isinstance(ring, Text)
+    colours = [(ring.plain[span.start : span.end], span.style) for span in ring.spans if span.style]
+    assert colours == [("alpha 0-3", stage_colour(0)), ("beta 4-7", stage_colour(1))]
+    assert stage_colour(len(STAGE_COLOURS)) == stage_colour(0)
 
 
 def test_a_link_that_nobody_measured_is_drawn_after_a_patch_that_leaves_out_what_is_null() -> None:

@@ -58,6 +58,7 @@ def test_any_peer_answers_with_the_words_of_the_server(two: list[Peer], index: i
 
 def test_a_served_model_says_that_its_server_gets_text(two: list[Peer]) -> None:
     (one,) = [one for one in two[1].api.get("/v1/models")["data"] if one["id"] == SERVED]
+    assert (one["num_bytes"], one["num_layers"]) == (0, 0), "nothing of it is in the mesh"
     assert one["served_by"] == [{"engine": "dummy-text", "server": "nowhere:0", "model": SERVED, "gets_text": True}]
 
 

@@ -17,12 +17,21 @@ def peer_id(index: int) -> str:
     return f"{index:x}" * 32
 
 
-def mesh_state(num_peers: int, *, group: int = 0, lost: bool = False, state: str = "ready") -> StateReport:
+def mesh_state(
+    num_peers: int,
+    *,
+    group: int = 0,
+    lost: bool = False,
+    state: str = "ready",
+    stages: bool = True,
+    fetched: float | None = None,
+) -> StateReport:
     """num_peers peers, of which all but the last of more than three hold layers of one model. group: so many of the
-    first peers are one tensor group. lost: the second peer is gone. state: of the instance."""
+    first peers are one tensor group. lost: the second peer is gone. state: of the instance. stages: False without a
+    model. fetched: the share that the first peer has of a running download."""
     ids = [peer_id(index) for index in range(num_peers)]
     alive = [one for index, one in enumerate(ids) if not (lost and index == 1)]
-    stages = _stages(ids[: num_peers - 1 if num_peers > 3 else num_peers], group)
+    held = _stages(ids[: num_peers - 1 if num_peers > 3 else num_peers], group) if stages else []
     health = {
         "status": "ok", "level": "ok", "reasons": [], "instance_health": [],
         "peer_health": [_health(ids.index(one), is_hot=len(ids) > 2 and one == ids[2]) for one in alive],
@@ -35,16 +44,21 @@ def mesh_state(num_peers: int, *, group: int = 0, lost: bool = False, state: str
         node_id=ids[0],
         view={
             "peers": [_peer(ids.index(one)) for one in alive],
-            "instances": [_instance(stages, state)] if stages else [],
-            "downloads": [],
+            "instances": [_instance(held, state)] if held else [],
+            "downloads": [] if fetched is None else [_download(fetched)],
             "view_digest": "d",
         },
-        telemetry={one: _reading(ids.index(one), ids, stages) for one in alive},
+        telemetry={one: _reading(ids.index(one), ids, held) for one in alive},
         links=links,
         cables=[],
         stages_here={},
         health=health,
     )
+
+
+def _download(share: float) -> dict[str, Any]:
+    return {"model": "org/big-70b", "peer": peer_id(0), "state": "ongoing", "done_bytes": int(40 * GB * share),
+            "total_bytes": 40 * GB, "bytes_per_s": 1e8, "eta_s": 300.0, "reason": ""}  # fmt: skip
 
 
 def _peer(index: int) -> dict[str, Any]:
@@ -53,7 +67,7 @@ def _peer(index: int) -> dict[str, Any]:
               "cores": 8, "memory_bytes": 64 * GB, "why": ""}  # fmt: skip
     return {"id": peer_id(index), "name": NAMES[index], "alive": True, "version": "1.0", "addresses": [],
             "api_url": f"http://10.0.0.{index}:52415", "devices": [device], "models": ["big-70b"],
-            "partial_models": [], "fetches": "all"}  # fmt: skip
+            "partial_models": [], "fetches": "hub"}  # fmt: skip
 
 
 def _reading(index: int, ids: list[str], stages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from tests.api.scripted_mesh import ScriptedMesh, served
-from tests.page.chromium import MODEL, PHONE, needs_chromium, page_at
+from tests.page.chromium import MODEL, PHONE, needs_chromium, open_view, page_at
 from tests.page.mesh_fixture import mesh_state
 
 pytestmark = needs_chromium
@@ -41,7 +42,7 @@ async def test_a_model_is_placed_by_preview_watched_tended_and_recovers() -> Non
 async def _place_by_preview(page: Any) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Models").click()
+    await page.locator("nav").get_by_role("link", name="Models").click()
     await page.get_by_role("button", name=f"Place … {MODEL}").click()
     way = page.locator(".way", has_text="Peers: 2").first
     await expect(way.locator("tbody tr")).to_have_count(2)
@@ -52,13 +53,13 @@ async def _place_by_preview(page: Any) -> None:
     await page.get_by_role("button", name="Place with these layers").click()
     await expect(page.locator(".stages li")).to_have_count(2)
     await page.locator(".pill.state-ready").first.wait_for(timeout=30_000)
-    assert (await page.locator(".stages li").first.inner_text()).startswith("peer-1 layers 0–2")
+    assert (await page.locator(".stages li").first.inner_text()).strip().startswith("peer-1 layers 0–2")
 
 
 async def _tend_a_peer(page: Any, mesh: LocalMesh) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Mesh").click()
+    await page.locator("nav").get_by_role("link", name="Mesh").click()
     await page.locator("svg.ring .hop.flowing").first.wait_for(timeout=15_000)
     idle = page.locator("svg.ring .peer:not(.holds)")
     await idle.hover()
@@ -84,6 +85,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
     os.killpg(mesh.children[1].pid, signal.SIGKILL)  # the recovery may be over before the page looks again
     await expect(page.locator(".events")).to_contain_text("has recovered", timeout=30_000)
     await expect(page.locator(".events")).to_contain_text("peer-2 is gone", timeout=15_000)
+    await expect(page.locator(".story")).to_contain_text(re.compile(r"peer-2 stopped; .* took over layers .*3–7"))
     await page.set_viewport_size(PHONE)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
@@ -91,7 +93,7 @@ async def _see_a_recovery(page: Any, mesh: LocalMesh) -> None:
 async def _stop_the_answer(page: Any) -> None:
     from playwright.async_api import expect
 
-    await page.get_by_role("link", name="Models").click()
+    await open_view(page, "models")
     answers = page.locator(".answers")
     await expect(answers).to_contain_text("Running answers: 1", timeout=15_000)
     assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
@@ -128,6 +130,8 @@ async def test_a_hidden_tab_asks_for_nothing(scripted: ScriptedMesh) -> None:
     looked: list[int] = []
     scripted.services.observation.state = lambda: looked.append(1) or mesh_state(2)  # type: ignore[method-assign]
     async with served(scripted, ApiOptions(live_interval_s=0.02)) as api, page_at(f"{api.url}/#/mesh") as page:
+        await open_view(page, "settings")  # the last view that the page fetches
+        await open_view(page, "mesh")
         await page.locator("svg.ring .peer").first.wait_for()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))

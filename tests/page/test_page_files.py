@@ -15,6 +15,7 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.assets import FOLDER, PageAssets
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.api.web.page_routes import content_security_policy
+from exo_mesh.cli.stage_colours import STAGE_COLOURS
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -95,6 +96,12 @@ async def test_files_are_kept_by_browsers_and_change_their_path_with_their_conte
         assert reply.status == 404
 
 
+async def test_a_language_comes_compressed(api: Served) -> None:
+    async with api.http.get("/page/languages/de", headers={"Accept-Encoding": "gzip"}) as reply:
+        assert reply.headers["Content-Encoding"] == "gzip"
+        assert (await reply.json()).keys() == ENGLISH.keys()
+
+
 def test_the_version_changes_with_any_file(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
     before = PageAssets(tmp_path).version
@@ -136,6 +143,13 @@ def test_vendored_files_are_those_of_the_manifest() -> None:
     assert listed == {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for name in found}
 
 
+def test_the_stages_have_the_same_colours_on_the_page_and_in_a_terminal() -> None:
+    text = (FOLDER / "stages.css").read_text()
+    dark = re.findall(r"--stage-\d: light-dark\(#[0-9a-f]{6}, (#[0-9a-f]{6})\)", text)
+    assert tuple(dark) == STAGE_COLOURS
+    assert f"COLOURS = {len(dark)};" in (FOLDER / "app" / "who_computed.js").read_text()
+
+
 FIRST_LOAD_BYTES = 160_000
 ALL_BYTES = 650_000
 
@@ -165,6 +179,7 @@ def test_the_page_is_small() -> None:
     first |= set(re.findall(r'href="{{base}}/([^"]+)"', (FOLDER / "index.html").read_text()))
     assert sum(sizes[name] for name in first) <= FIRST_LOAD_BYTES
     assert sum(sizes.values()) <= ALL_BYTES
+    assert "app/traces.js" not in at_once, "the other views come after the chat"
     assert not [name for name in at_once if "katex" in name or "highlight" in name], "loaded with the first use"
 
 
@@ -198,7 +213,7 @@ def test_the_documents_show_all_pictures_and_these_are_small() -> None:
     pages = (root / "docs" / "tasks" / "page.md").read_text() + (root / "README.md").read_text()
     shown = set(re.findall(r"images/([\w.-]+)\)", pages))
     assert shown == pictures.keys()
-    assert len(pictures) <= 6
+    assert len(pictures) <= 9
     assert max(pictures.values()) <= 60_000
 
 

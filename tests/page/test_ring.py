@@ -5,29 +5,24 @@ UPDATE_SNAPSHOTS=1 writes the kept pictures again; look at them before they are 
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from itertools import combinations
-from math import hypot
+from math import hypot, pi
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from exo_mesh.api.web.assets import FOLDER
 from exo_mesh.api.web.live import live_document
 from tests.api.scripted_mesh import ScriptedMesh
 from tests.page.mesh_fixture import mesh_state
+from tests.page.modules import copy_page, needs_node, run_script
 
-NODE = shutil.which("node")
-HERE = Path(__file__).parent
-SNAPSHOTS = HERE / "snapshots"
-pytestmark = pytest.mark.skipif(NODE is None, reason="drawing the ring needs node")
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+pytestmark = needs_node
 
 CASES: dict[str, dict[str, Any]] = {
     "1": {"num_peers": 1},
@@ -38,6 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
     "group": {"num_peers": 6, "group": 3},
     "two-of-a-group": {"num_peers": 2, "group": 2},
     "recovering": {"num_peers": 4, "lost": True, "state": "loading"},
+    "idle": {"num_peers": 3, "stages": False},
+    "fetching": {"num_peers": 3, "state": "loading", "fetched": 0.25},
 }
 Drawings = dict[tuple[str, bool], str]
 
@@ -46,24 +43,10 @@ Drawings = dict[tuple[str, bool], str]
 def drawings(scripted: ScriptedMesh, tmp_path_factory: pytest.TempPathFactory) -> Drawings:
     """Every case, wide and narrow, by one process of Node."""
     folder = tmp_path_factory.mktemp("page")
-    for part in ("app", "vendor", "strings"):
-        shutil.copytree(FOLDER / part, folder / part)
-    shutil.copy(HERE / "draw_ring.mjs", folder)
-    (folder / "package.json").write_text('{"type": "module"}')
+    copy_page(folder, "draw_ring.mjs")
     keys = [(name, is_narrow) for name in CASES for is_narrow in (False, True)]
-    wanted = [_props(scripted, name, is_narrow) for name, is_narrow in keys]
-    assert NODE is not None
-    done = subprocess.run(
-        [NODE, "draw_ring.mjs"],
-        cwd=folder,
-        input=json.dumps(wanted),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(keys, json.loads(done.stdout), strict=True))
+    drawn = run_script(folder, "draw_ring.mjs", [_props(scripted, name, is_narrow) for name, is_narrow in keys])
+    return dict(zip(keys, drawn, strict=True))
 
 
 def _props(scripted: ScriptedMesh, name: str, is_narrow: bool) -> dict[str, Any]:
@@ -71,7 +54,7 @@ def _props(scripted: ScriptedMesh, name: str, is_narrow: bool) -> dict[str, Any]
     state = mesh_state(**CASES[name])
     mesh.services.observation.state = lambda: state  # type: ignore[method-assign]
     document = live_document(mesh.services.observation, 1.0)
-    instance = next(iter(document["instances"].values()))
+    instance = next(iter(document["instances"].values()), None)
     rate = {"tokens": 20.0, "frames": 22.0} if name == "3" else {"tokens": 0.0, "frames": 0.0}
     chosen = document["node_id"] if name == "5" else ""
     return {"document": document, "instance": instance, "rate": rate, "isNarrow": is_narrow, "chosen": chosen,
@@ -95,18 +78,19 @@ def test_peers_stand_apart_and_inside_of_the_picture(drawings: Drawings, name: s
     width, height = (float(value) for value in svg.attrib["viewBox"].split()[2:])
     marks = [(mark, *_place(mark)) for mark in svg.iter("g") if mark.get("role") == "button"]
     assert len(marks) == CASES[name]["num_peers"]
-    radius = float(marks[0][0].findall("circle")[0].attrib["r"])
+    radii = {mark: float(mark.findall("circle")[0].attrib["r"]) for mark, _, _ in marks}
     for mark, x, y in marks:
+        radius = radii[mark]
         assert radius <= x <= width - radius and radius <= y <= height - radius
         for text in mark.findall("text"):
             assert 8 <= y + float(text.attrib["y"]) <= height - 2, "words are within the picture"
-    for (_, x, y), (_, other_x, other_y) in combinations(marks, 2):
-        assert hypot(x - other_x, y - other_y) >= 2 * radius + 8
+    for (mark, x, y), (other, other_x, other_y) in combinations(marks, 2):
+        assert hypot(x - other_x, y - other_y) >= radii[mark] + radii[other] + 8
 
 
 def test_a_tensor_group_is_one_member_and_its_peers_are_ranks(drawings: Drawings) -> None:
     svg = ElementTree.fromstring(drawings["group", False])
-    groups = [mark for mark in svg.iter("g") if mark.get("class") == "group"]
+    groups = [mark for mark in svg.iter("g") if mark.get("class", "").startswith("group")]
     assert ["".join(mark.itertext()).strip() for mark in groups] == ["tensor group of 3, layers 0–19 · jaccl"]
     assert sum(mark.get("class", "").startswith("hop") for mark in svg.iter("g")) == 3, "three stages, three hops"
     assert drawings["group", False].count(">rank<") == 3
@@ -118,7 +102,40 @@ def test_the_picture_says_what_is_wrong_and_what_flows(drawings: Drawings) -> No
     assert 'class="hop "' in drawings["5", False], "nothing flows there"
     recovering = drawings["recovering", False]
     assert 'class="ring recovering"' in recovering and ">gone<" in recovering
-    assert re.search(r'class="peer level-failed holds lost', recovering)
+    assert re.search(r'class="peer level-failed holds stage-1 lost', recovering)
+
+
+def test_peers_are_joined_without_a_model_too_and_a_faster_link_is_thicker(drawings: Drawings) -> None:
+    lines = [
+        one for one in ElementTree.fromstring(drawings["idle", False]).iter("path") if "link" in one.get("class", "")
+    ]
+    assert len(lines) == 3, "three peers, three pairs"
+    assert 'class="hop' not in drawings["idle", False]
+    bench = ElementTree.fromstring(drawings["8", False])
+    assert sum("link" in one.get("class", "") for one in bench.iter("path")) == 1, (
+        "the idle peer hangs on its neighbour"
+    )
+
+
+def test_circles_grow_with_memory_and_rims_show_layers_in_the_colour_of_their_stage(drawings: Drawings) -> None:
+    marks = [one for one in ElementTree.fromstring(drawings["3", False]).iter("g") if one.get("role") == "button"]
+    radii = [float(one.findall("circle")[0].attrib["r"]) for one in marks]
+    assert radii == sorted(radii, reverse=True) and radii[0] > radii[-1], "192, 128 and 24 GB"
+    assert [re.findall(r"stage-\d", one.attrib["class"]) for one in marks] == [["stage-0"], ["stage-1"], ["stage-2"]]
+    rims = [next(one for one in mark.iter("circle") if one.get("class") == "rim") for mark in marks]
+    for rim, radius, start in zip(rims, radii, (0, 1 / 3, 2 / 3), strict=True):
+        length, whole = map(float, rim.attrib["stroke-dasharray"].split())
+        assert length == pytest.approx(whole / 3, abs=0.2) and whole == pytest.approx(2 * pi * radius, abs=0.2)
+        assert -float(rim.attrib["stroke-dashoffset"]) == pytest.approx(whole * start, abs=0.2)
+
+
+def test_a_token_is_seen_going_round_only_while_frames_flow(drawings: Drawings) -> None:
+    assert drawings["3", False].count('class="token"') == 2 and 'class="token"' not in drawings["5", False]
+
+
+def test_a_download_is_drawn_at_its_peer(drawings: Drawings) -> None:
+    assert drawings["fetching", False].count('class="fetched"') == 1
+    assert "downloading 25 %" in drawings["fetching", False]
 
 
 def _place(mark: ElementTree.Element) -> tuple[float, float]:

@@ -44,7 +44,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(scripted: Scrip
         languages=PageLanguages((), tmp_path),
     )
     async with served(scripted, options) as api, page_at(f"{api.url}/#token={admin}") as page:
-        await page.get_by_role("link", name="Settings").click()
+        await page.locator("nav").get_by_role("link", name="Settings").click()
         assert admin not in page.url and await page.evaluate("sessionStorage['exo.key']") == admin
         assert admin not in await page.evaluate("JSON.stringify(localStorage)")
 

@@ -1,12 +1,10 @@
 """Every view of the page in Chromium on a real mesh that computes: changes of the mesh, layout, accessibility, safety.
 
-`PAGE_PICTURES=docs/images pytest -m extended tests/page/test_views.py -k documents` writes the pictures of the
-documents; PAGE_REVIEW=DIR there writes every view at every width, light and dark, for people to look at.
+`PAGE_REVIEW=DIR` makes it write every view at every width, light and dark, for people to look at.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -39,9 +37,6 @@ from tests.support.hub import LoopbackHub
 pytestmark = needs_chromium
 
 WIDTHS = (390, 768, 1280, 1920)
-MAX_PICTURE_BYTES = 60_000
-DOCS_PICTURES = {"chat": "light", "mesh": "light", "models": "dark", "requests": "light"}
-"""The views in the documents, and in which colours; a phone with a chat comes besides."""
 
 
 @pytest.fixture(scope="module")
@@ -105,36 +100,6 @@ async def test_pictures_of_every_view_fit_their_width(mesh: LocalMesh) -> None:
                 assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (name, width)
                 if "PAGE_REVIEW" in os.environ:
                     await review(page, Path(os.environ["PAGE_REVIEW"]), f"{name}-{width}")
-
-
-async def test_pictures_of_the_documents_are_small(mesh: LocalMesh, tmp_path: Path) -> None:
-    folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
-    async with page_at(*mesh.api_urls) as page:
-        for question in ("Who are you?", "Count from 3 to 40."):
-            await ask(page, question)
-            await whole_answer(page)
-        for name, scheme in DOCS_PICTURES.items():
-            await page.emulate_media(color_scheme=scheme)
-            await open_view(page, name)
-            await take(page, folder / f"{name}.webp")
-        await page.set_viewport_size(PHONE)
-        await page.emulate_media(color_scheme="dark")
-        await open_view(page, "chat")
-        await take(page, folder / "phone.webp")
-
-
-async def take(page: Any, path: Path) -> None:
-    """What the browser shows, as WebP: a third of the size of a PNG."""
-    session = await page.context.new_cdp_session(page)
-    shot = await session.send("Page.captureScreenshot", {"format": "webp", "quality": 80})
-    picture = base64.b64decode(shot["data"])
-    assert len(picture) <= MAX_PICTURE_BYTES, path.name
-    write_picture(path, picture)
-
-
-def write_picture(path: Path, picture: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(picture)
 
 
 @needs_axe

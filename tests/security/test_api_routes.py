@@ -75,6 +75,7 @@ READ = {
     "/v1/streams",
     "/v1/streams/{id}",
     "/v1/requests/{id}/prefix",
+    "/v1/requests/{id}/stages",
     "/v1/responses/{id}",
     "/v1/responses/{id}/input_items",
     "/node_id",

@@ -2,6 +2,7 @@
 
 python -m tools.faults drawn --seed 212 --runs 50       one fault at one moment of one answer, so many times
 python -m tools.faults soak --minutes 30                random faults under four clients
+python -m tools.faults soak --cores 0.3                 the same on machines so slow
 python -m tools.faults classes                          every class of faults: all tests of tests/faults
 python -m tools.faults table build/faults.jsonl         write what was recorded into docs/how-it-works/faults.md
 """
@@ -18,9 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.faults import record
+from tools.faults import mesh, record
 from tools.faults.drawn import Case, cases, play
 from tools.faults.mesh import Meshes, why_not
+from tools.faults.quota import CpuQuota
 from tools.faults.soak import soak
 from tools.faults.table import PAGE, write_tables
 from tools.faults.verdicts import misses, summary
@@ -77,6 +79,9 @@ def run_classes() -> int:
     return subprocess.run(command, check=False, env=os.environ).returncode
 
 
+_CORES = "CPU quota of each node with its runners, in cores; needs root (0: none)"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help=f"add what is measured ({RECORD})")
@@ -85,7 +90,9 @@ def main() -> int:
     drawn.add_argument("--seed", type=int, default=212)
     drawn.add_argument("--first", type=int, default=1, help="number of the first run (1)")
     drawn.add_argument("--runs", type=int, default=50)
+    drawn.add_argument("--cores", type=float, default=0.0, help=_CORES)
     soaking = verbs.add_parser("soak")
+    soaking.add_argument("--cores", type=float, default=0.0, help=_CORES)
     soaking.add_argument("--minutes", type=float, default=30.0)
     soaking.add_argument("--seed", type=int, default=1)
     verbs.add_parser("classes")
@@ -101,9 +108,15 @@ def main() -> int:
         return 2
     args.record.parent.mkdir(parents=True, exist_ok=True)
     os.environ[record.VARIABLE] = str(args.record.resolve())
-    if args.verb == "drawn":
-        return play_drawn(args.seed, args.first, args.runs)
-    return play_soak(args.minutes, args.seed) if args.verb == "soak" else run_classes()
+    if args.verb == "classes":
+        return run_classes()
+    mesh.quota = CpuQuota(args.cores)
+    try:
+        return (
+            play_drawn(args.seed, args.first, args.runs) if args.verb == "drawn" else play_soak(args.minutes, args.seed)
+        )
+    finally:
+        mesh.quota.close()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from exo_mesh.cli.client.child_node import ChildNode, ReadyNode, start_node, sto
 from exo_mesh.errors import MeshError, PlacementError
 from tools.faults.faulty import install
 from tools.faults.proxy import FaultProxy, Way, pairs
+from tools.faults.quota import CpuQuota
 
 MODEL = "exo-mesh-demo"
 NUM_LAYERS = 8
@@ -47,6 +48,9 @@ def faulty(**options: object) -> tuple[str, ...]:
 
 
 _numbers = itertools.count()
+
+quota = CpuQuota(0)
+"""Of the nodes that are started from now on."""
 
 
 def why_not() -> str:
@@ -92,6 +96,7 @@ class Node(ReadyNode):
             self._before += self.child.log
         place = ["--host", self.address, "--grpc-port", str(self.grpc_port)]
         self.child = start_node(self.home, [*place, *self.flags], self.environ, without=["--measure-engines"])
+        quota.hold(self.child.pid, f"n{self.number}")
         self.stopped = False
 
     def await_ready(self) -> None:

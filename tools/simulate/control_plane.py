@@ -260,7 +260,7 @@ class SimNode(SimPeer):
         history = RunnerHistory.build(settings, membership.own.id, Disk(settings.home), clock)
         make: Any = lambda label, start, *args, **kwargs: SimRunner(self, start)  # noqa: E731
         starter = RunnerStarter(
-            settings, models, lambda: free, None, USUAL_LIMITS, history, around.engine, make, why_no_layers=""
+            settings, models, lambda: free, None, USUAL_LIMITS, history, around.engines, make, why_no_layers=""
         )
         memory = StageMemory(lambda: free)
         self.host = StageHost("", around, models, lambda engine, architecture: "", memory, starter, metrics, clock)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiohttp import web
 from msgspec import UNSET
 
-from exo_mesh.api.anthropic.objects import AnthropicError, ErrorObject
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.errors import ErrorForm
 from exo_mesh.api.sse import HEADERS, StreamForm, named_frame
+
+if TYPE_CHECKING:
+    from exo_mesh.api.anthropic.objects import AnthropicError, ErrorObject
 
 VERSION_HEADER = "anthropic-version"
 PATH = "/v1/messages"
@@ -45,10 +49,14 @@ def speaks_anthropic(request: web.Request) -> bool:
 
 
 def _error(failure: Failure) -> ErrorObject:
+    from exo_mesh.api.anthropic.objects import ErrorObject  # not before the first error
+
     return ErrorObject(error_type(failure.status, failure.code), failure.message, failure.details or UNSET)
 
 
 def _body(failure: Failure, request_id: str) -> AnthropicError:
+    from exo_mesh.api.anthropic.objects import AnthropicError
+
     return AnthropicError(_error(failure), request_id)
 
 

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.anthropic.delivery import message_recipe
-from exo_mesh.api.anthropic.objects import AnthropicError, ContentObject, MessageObject, TokenCount
+from exo_mesh.api.anthropic.objects import ContentObject, TokenCount
 from exo_mesh.api.anthropic.replies import MessageReply
-from exo_mesh.api.anthropic.schema import CountTokensBody, MessagesBody, decode_count_body, decode_messages_body
+from exo_mesh.api.anthropic.schema import MessagesBody, decode_count_body, decode_messages_body
 from exo_mesh.api.anthropic.threads import PREFIX, held_answer, is_held, with_thread
 from exo_mesh.api.anthropic.translate import neutral_conversation, neutral_message
 from exo_mesh.api.body import read_as, run_apart
@@ -22,7 +22,6 @@ from exo_mesh.api.core.answering import Answering, WantedAnswer
 from exo_mesh.api.core.prompt_tokens import PromptTokens
 from exo_mesh.api.core.request import FieldNames
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 
 _DELIVERY = ("stream", "metadata", "service_tier")
 """Fields that do not change the answer, only its delivery."""
@@ -35,22 +34,6 @@ class AnthropicRoutes:
         self._context = context
         self._answering = Answering(context)
         self._prompts = PromptTokens(context)
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/messages",), self.messages, USE, "Answer a conversation, as Anthropic's API does",
-                body=MessagesBody, reply=MessageObject, errors=GENERATION_ERRORS, events=True, error=AnthropicError,
-            ),
-            Route(
-                "POST", ("/v1/messages/count_tokens",), self.count_tokens, USE,
-                "The number of tokens of a conversation", body=CountTokensBody, reply=TokenCount,
-                errors=(400, 403, 404, 408, 413, 503, 504), error=AnthropicError,
-            ),
-        ]
-        # fmt: on
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages"""

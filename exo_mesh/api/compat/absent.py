@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import plain_error
-from exo_mesh.api.routes import USE, Route, RouteTable
 
 _NO_IMAGES = (
     "exo-mesh makes no images, because its engines run language models only; "
@@ -29,20 +29,25 @@ ABSENT: dict[tuple[str, str], str] = {
 }
 """The sentence of each route, by method and path."""
 
+OLLAMA_ABSENT: dict[str, str] = {
+    "/api/create": "exo-mesh does not create models; it serves models as their authors published them",
+    "/api/copy": "exo-mesh does not copy models; a card can give a model further names (docs/reference/cards.md)",
+    "/api/push": "exo-mesh does not publish models",
+}
+"""The same for routes of Ollama (POST), by path; each is also below /ollama."""
+
 
 class AbsentRoutes:
-    """The rows of the routes that do not exist here."""
+    """Handles the routes that do not exist here."""
 
-    def table(self) -> RouteTable:
-        """The routes; they read no body."""
-        return [
-            Route(method, (path,), self.refuse, USE, "Not part of exo-mesh: 501 with the reason", status=501)
-            for method, path in ABSENT
-        ]
+    def __init__(self, context: ApiContext) -> None:
+        """Needs nothing of the context."""
 
     async def refuse(self, request: web.Request) -> web.Response:
         """Answer with the sentence of the route."""
         resource = request.match_info.route.resource
         assert resource is not None
         method = "GET" if request.method == "HEAD" else request.method
-        return plain_error("not_implemented", ABSENT[method, resource.canonical])
+        path = resource.canonical
+        why = ABSENT.get((method, path)) or OLLAMA_ABSENT[path.removeprefix("/ollama")]
+        return plain_error("not_implemented", why)

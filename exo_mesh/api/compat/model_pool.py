@@ -8,7 +8,6 @@ from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.sse import DONE, EventStream, data_frame
 from exo_mesh.domain.download import DownloadState
 
@@ -18,13 +17,6 @@ class ModelPoolRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        return [
-            Route("GET", ("/initial_models",), self.initial, USE, "The models, by name, in the form of exo 1"),
-            Route("GET", ("/modelpool",), self.pool, USE, "The same, one event per model", events=True),
-        ]
 
     async def initial(self, request: web.Request) -> web.Response:
         """GET /initial_models: an object with an entry per model."""

@@ -16,25 +16,15 @@ from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, model_of_request, named_model
-from exo_mesh.api.placement_options import errors_name, instance_spec
-from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
-from exo_mesh.api.schema import InstanceBody
-from exo_mesh.domain.reports import InstanceReport
+from exo_mesh.api.placement_options import InstanceBody, errors_name, instance_spec
+from exo_mesh.api.table import PLACEMENT
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
 
 T = TypeVar("T")
 
-_PLACING = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
 _BACKENDS: Final[Mapping[str, Literal["ring", "jaccl"]]] = {"MlxRing": "ring", "MlxJaccl": "jaccl", "MlxIbv": "jaccl"}
-_QUERY = {
-    "model_id": "the name of the model",
-    "sharding": "Pipeline or Tensor",
-    "instance_meta": "MlxRing or MlxJaccl",
-    "min_nodes": "use at least this many peers",
-    "excluded_nodes": "names or ids of peers not to use, separated by commas",
-}
 
 
 _OUR_NAMES = {
@@ -73,35 +63,6 @@ class SeedRoutes:
         self._models = context.services.models
         self._instances = context.services.instances
         self._observation = context.services.observation
-
-    def table(self) -> RouteTable:
-        """The routes. They come before /instance/{id}, which would read `placement` as an id."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/place_instance",), self.place, ADMIN, "Place a model and wait until it is ready",
-                body=PlaceBody, reply=InstanceReport, status=201, errors=_PLACING,
-            ),
-            Route(
-                "GET", ("/instance/placement",), self.placement, USE, "Preview of /place_instance; changes nothing",
-                errors=(400, 403, 404, 503, 504), query=_QUERY,
-            ),
-            Route(
-                "POST", ("/model/load",), self.load, ADMIN, "Wait until a model has an instance",
-                body=ModelBody, reply=InstanceReport, errors=_PLACING,
-            ),
-            Route(
-                "POST", ("/model/unload",), self.unload, ADMIN, "Stop all instances of a model",
-                body=ModelBody, errors=(400, 404, 503, 504),
-            ),
-            Route(
-                "POST", ("/model/gc",), self.collect, ADMIN, "Stop instances that failed or are not in use",
-                errors=(503, 504),
-            ),
-            Route("GET", ("/node_id",), self.node_id, USE, "The id of this node, as a JSON string"),
-            Route("GET", ("/node/identity",), self.identity, USE, "Id, name, start time and versions of this node"),
-        ]
-        # fmt: on
 
     async def place(self, request: web.Request) -> web.Response:
         """POST /place_instance"""
@@ -183,7 +144,7 @@ class SeedRoutes:
 def _place_query(request: web.Request) -> PlaceBody:
     """Read the query as a body. Raises InputError that names the wrong parameter."""
     for name in request.query:
-        if name not in _QUERY:
+        if name not in PLACEMENT:
             raise InputError(f"{name}: this route does not support this parameter", param=name)
     given: dict[str, Any] = dict(request.query)
     if "model_id" not in given:

@@ -14,7 +14,7 @@ from exo_mesh.api.access import CALLER, LOCAL
 from exo_mesh.api.body import release_body, run_apart
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, new_secret
 from exo_mesh.api.core.answer import Answer, AnswerStep
-from exo_mesh.api.core.asker import Asker, TraceContext
+from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.core.preparing import PreparedRequest, prepare
@@ -26,7 +26,7 @@ from exo_mesh.api.core.request import NeutralRequest, Prompts
 from exo_mesh.api.core.streaming import stream_answer
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.model_names import model_of_request
-from exo_mesh.api.tracing import TRACE, new_trace, trace_of
+from exo_mesh.api.tracing import TRACE, TraceContext, new_trace, trace_of
 from exo_mesh.base.random_hex import random_hex
 from exo_mesh.base.telemetry.logs import current_trace
 from exo_mesh.errors import InputError

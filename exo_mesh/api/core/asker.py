@@ -5,16 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from exo_mesh.api.core.idempotency import Idempotency
-
-
-class TraceContext(msgspec.Struct, frozen=True):
-    """The place of a traced request in its trace, as W3C Trace Context defines it. span_id: the span of the request
-    itself. parent_span_id and state: those of the caller; "" if the trace begins here."""
-
-    trace_id: str = ""
-    span_id: str = ""
-    parent_span_id: str = ""
-    state: str = ""
+from exo_mesh.api.tracing import TraceContext
 
 
 class Asker(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.api.context import RequestDefaults
 from exo_mesh.api.core.agent_lines import with_agent_lines_last
 from exo_mesh.api.core.conversation import (
     check_parts,
@@ -16,7 +17,6 @@ from exo_mesh.api.core.conversation import (
     template_messages,
     template_variables,
 )
-from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError

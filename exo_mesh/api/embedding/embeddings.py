@@ -17,7 +17,6 @@ from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.embedding.schema import EmbeddingObject, EmbeddingsBody, EmbeddingsReply, EmbeddingUsage
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.domain.embedding import EMBEDDINGS, MAX_WIDTH, EmbedSpec
 from exo_mesh.errors import InputError
 
@@ -35,20 +34,9 @@ NEUTRAL: NeutralTable = {
 class EmbeddingRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
 
-    def __init__(self, context: ApiContext, vectors: Vectors) -> None:
+    def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._vectors = vectors
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/embeddings", "/embeddings"), self.embeddings, USE, "Vectors of texts",
-                body=EmbeddingsBody, reply=EmbeddingsReply, errors=GENERATION_ERRORS,
-            ),
-        ]
-        # fmt: on
+        self._vectors = context.shared(Vectors)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         """POST /v1/embeddings"""

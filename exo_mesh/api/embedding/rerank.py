@@ -16,7 +16,6 @@ from exo_mesh.api.embedding.embeddings import floats
 from exo_mesh.api.embedding.schema import EmbeddingUsage, RerankBody, RerankReply, RerankResult
 from exo_mesh.api.embedding.vectors import CHARS_PER_TOKEN, MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.domain.embedding import RERANK, EmbedSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import ChatPrompt
@@ -36,21 +35,9 @@ NEUTRAL: NeutralTable = {
 class RerankRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
 
-    def __init__(self, context: ApiContext, vectors: Vectors) -> None:
+    def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._vectors = vectors
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/rerank", "/rerank", "/v2/rerank"), self.rerank, USE,
-                "Scores of documents for a query, the best first",
-                body=RerankBody, reply=RerankReply, errors=GENERATION_ERRORS,
-            ),
-        ]
-        # fmt: on
+        self._vectors = context.shared(Vectors)
 
     async def rerank(self, request: web.Request) -> web.Response:
         """POST /v1/rerank"""

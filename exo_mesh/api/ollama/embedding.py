@@ -14,10 +14,9 @@ from exo_mesh.api.embedding.embeddings import check_width, checked_dimensions, f
 from exo_mesh.api.embedding.vectors import MAX_TEXTS, EmbeddingModel, EncodedText, Vectors
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.ollama.lenient import B, decode_ollama_body
-from exo_mesh.api.ollama.objects import OllamaEmbedded, OllamaEmbedding, OllamaError
+from exo_mesh.api.ollama.objects import OllamaEmbedded, OllamaEmbedding
 from exo_mesh.api.ollama.schema import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaOptions
 from exo_mesh.api.ollama.translate import named
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.embedding import EMBEDDINGS, EmbedSpec
 from exo_mesh.errors import InputError
@@ -28,25 +27,9 @@ PREFIX = "ollama-embd-"
 class OllamaEmbeddingRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
 
-    def __init__(self, context: ApiContext, vectors: Vectors) -> None:
+    def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._vectors = vectors
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/api/embed", "/ollama/api/embed"), self.embed, USE, "Vectors of texts (Ollama)",
-                body=OllamaEmbedBody, reply=OllamaEmbedded, errors=GENERATION_ERRORS, error=OllamaError,
-            ),
-            Route(
-                "POST", ("/api/embeddings", "/ollama/api/embeddings"), self.embeddings, USE,
-                "The vector of one text, not scaled to length 1 (Ollama)",
-                body=OllamaEmbeddingsBody, reply=OllamaEmbedding, errors=GENERATION_ERRORS, error=OllamaError,
-            ),
-        ]
-        # fmt: on
+        self._vectors = context.shared(Vectors)
 
     async def embed(self, request: web.Request) -> web.Response:
         """POST /api/embed: vectors of length 1. Texts that are too long are cut, unless truncate is false."""

@@ -20,11 +20,10 @@ from exo_mesh.api.errors import json_response
 from exo_mesh.api.model_names import find_model, model_of_request
 from exo_mesh.api.ollama.delivery import REPLIES, OllamaDialect, ollama_recipe
 from exo_mesh.api.ollama.lenient import decode_ollama_body
-from exo_mesh.api.ollama.objects import OllamaAnswerMessage, OllamaChat, OllamaError, OllamaGenerated
+from exo_mesh.api.ollama.objects import OllamaAnswerMessage, OllamaChat, OllamaGenerated
 from exo_mesh.api.ollama.replies import OllamaDelivery, rfc3339
 from exo_mesh.api.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaGenerationBody
 from exo_mesh.api.ollama.translate import asks_for_no_limit, keeps_for_s, named, neutral_chat, neutral_generate
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import InputError
 from exo_mesh.models.entry import ModelEntry
@@ -46,21 +45,6 @@ class OllamaGenerationRoutes:
         self._models = context.services.models
         self._instances = context.services.instances
         self._answering = Answering(context)
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/api/chat", "/ollama/api/chat"), self.chat, USE, "Answer a conversation (Ollama)",
-                body=OllamaChatBody, reply=OllamaChat, errors=GENERATION_ERRORS, error=OllamaError, lines=True,
-            ),
-            Route(
-                "POST", ("/api/generate", "/ollama/api/generate"), self.generate, USE, "Answer a prompt (Ollama)",
-                body=OllamaGenerateBody, reply=OllamaGenerated, errors=GENERATION_ERRORS, error=OllamaError, lines=True,
-            ),
-        ]
-        # fmt: on
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /api/chat: answer a conversation; without messages, load or unload the model."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
 from exo_mesh.api.core.failure import Failure
 from exo_mesh.api.errors import ErrorForm
-from exo_mesh.api.ollama.objects import OllamaError
+from exo_mesh.api.routes import NDJSON
 from exo_mesh.api.sse import HEADERS, StreamForm
+
+if TYPE_CHECKING:
+    from exo_mesh.api.ollama.objects import OllamaError
 
 PREFIXES = ("/api/", "/ollama/")
 """Beginnings of the paths of this dialect, also of its unknown routes."""
@@ -21,9 +24,7 @@ def line_frame(payload: Any) -> bytes:
     return msgspec.json.encode(payload) + b"\n"
 
 
-LINES = StreamForm(
-    {**HEADERS, "Content-Type": "application/x-ndjson"}, lambda failure: line_frame(OllamaError(failure.message))
-)
+LINES = StreamForm({**HEADERS, "Content-Type": NDJSON}, lambda failure: line_frame(_body(failure)))
 """Lines of JSON; an error is the last line."""
 
 
@@ -31,7 +32,9 @@ def _speaks(request: web.Request) -> bool:
     return request.path.startswith(PREFIXES)
 
 
-def _body(failure: Failure, request_id: str) -> OllamaError:
+def _body(failure: Failure, request_id: str = "") -> OllamaError:
+    from exo_mesh.api.ollama.objects import OllamaError  # not before the first error
+
     return OllamaError(failure.message)
 
 

@@ -25,12 +25,12 @@ from exo_mesh.api.ollama.describing import (
 )
 from exo_mesh.api.ollama.lenient import B, decode_ollama_body, shown_options
 from exo_mesh.api.ollama.lines import LINES, line_frame
-from exo_mesh.api.ollama.objects import OllamaError, OllamaModels, OllamaProgress, OllamaShown, OllamaVersion
+from exo_mesh.api.ollama.objects import OllamaModels, OllamaProgress, OllamaShown, OllamaVersion
+from exo_mesh.api.ollama.port import RUNNING
 from exo_mesh.api.ollama.pulling import PullFollower, PullPhase
 from exo_mesh.api.ollama.replies import rfc3339
 from exo_mesh.api.ollama.schema import OllamaNamedBody, OllamaPullBody, OllamaShowBody
 from exo_mesh.api.ollama.translate import named
-from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream
 from exo_mesh.base.clock import monotonic
 from exo_mesh.domain.reports import InstanceReport
@@ -39,18 +39,8 @@ from exo_mesh.errors import InputError
 VERSION = "0.12.11"
 """The version of Ollama whose API these routes follow; some clients refuse servers that report an older one."""
 
-RUNNING = "Ollama is running"
-"""What clients look for at the base URL."""
-
 NEVER_S = 100 * 365 * 86400.0
 """The time until a model that is never unloaded expires, as /api/ps shows it."""
-
-_MISSING = {
-    "/api/create": "exo-mesh does not create models; it serves models as their authors published them",
-    "/api/copy": "exo-mesh does not copy models; a card can give a model further names (docs/reference/cards.md)",
-    "/api/push": "exo-mesh does not publish models",
-}
-"""Routes of Ollama that exo-mesh does not have, and why."""
 
 
 class OllamaModelRoutes:
@@ -61,31 +51,6 @@ class OllamaModelRoutes:
         self._models = context.services.models
         self._instances = context.services.instances
         self._observation = context.services.observation
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route("GET", ("/ollama",), self.root, OPEN, "A sign of life", content_type="text/plain"),
-            Route("GET", _both("/api/version"), self.version, OPEN, "The version of the API of Ollama",
-                  reply=OllamaVersion, error=OllamaError),
-            Route("GET", _both("/api/tags"), self.tags, USE, "The models of the mesh (Ollama)", reply=OllamaModels,
-                  error=OllamaError),
-            Route("GET", _both("/api/ps"), self.loaded, USE, "The loaded models (Ollama)", reply=OllamaModels,
-                  error=OllamaError),
-            Route("POST", _both("/api/show"), self.show, USE, "One model (Ollama)", body=OllamaShowBody,
-                  reply=OllamaShown, errors=(404, 500, 503), error=OllamaError),
-            Route("POST", _both("/api/pull"), self.pull, ADMIN, "Download a model (Ollama)", body=OllamaPullBody,
-                  reply=OllamaProgress, errors=(404, 409, 503, 504), error=OllamaError, lines=True),
-            Route("DELETE", _both("/api/delete"), self.delete, ADMIN, "Delete a model's files at all peers (Ollama)",
-                  body=OllamaNamedBody, errors=(404, 503, 504), error=OllamaError),
-            *(
-                Route("POST", _both(path), self.missing, USE, f"Not supported: {why}", errors=(501,),
-                      error=OllamaError)
-                for path, why in _MISSING.items()
-            ),
-        ]
-        # fmt: on
 
     async def root(self, request: web.Request) -> web.Response:
         """GET /ollama: what clients look for at their base URL."""
@@ -177,10 +142,6 @@ class OllamaModelRoutes:
             return plain_error("model_not_found", f"no peer has files of {entry.name} that it may delete", "model")
         return json_response({})
 
-    async def missing(self, request: web.Request) -> web.Response:
-        """The routes of _MISSING."""
-        return plain_error("not_implemented", _MISSING[request.path.removeprefix("/ollama")])
-
     def _placed(self) -> list[InstanceReport]:
         return self._observation.state().view.instances
 
@@ -198,8 +159,3 @@ class OllamaModelRoutes:
 
     async def _read(self, request: web.Request, kind: type[B]) -> B:
         return await read_as(request, self._context.options.body_silence_s, partial(decode_ollama_body, kind=kind))
-
-
-def _both(path: str) -> tuple[str, str]:
-    """A path at the root, and below /ollama."""
-    return path, "/ollama" + path

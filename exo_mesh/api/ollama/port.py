@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from exo_mesh.api.ollama.models import RUNNING
+RUNNING = "Ollama is running"
+"""What clients look for at the base URL."""
 
 
 def answer_as_ollama(port: int) -> Middleware:

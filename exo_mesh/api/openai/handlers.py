@@ -19,17 +19,13 @@ from exo_mesh.api.core.request import NeutralRequest
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.delivery import REPLIES, OpenAIDialect, openai_recipe
-from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, G, GenerationBody, decode_generation_body
 from exo_mesh.api.openai.timed import (
     HandlerClock,
-    TimedChatCompletion,
-    TimedTextCompletion,
     check_is_timeable,
     timed_reply,
 )
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.node.inspection.service import InspectionService
 
 _DELIVERY = (
@@ -82,32 +78,6 @@ class OpenAIRoutes:
         self._requests = context.services.requests
         self._inspection = context.services.inspection
         self._answering = Answering(context)
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/chat/completions", "/chat/completions"), self.chat_completions, USE,
-                "Answer a conversation", body=ChatBody, reply=ChatCompletion, errors=GENERATION_ERRORS, events=True,
-            ),
-            Route(
-                "POST", ("/v1/completions", "/completions"), self.completions, USE, "Continue a prompt",
-                body=CompletionBody, reply=TextCompletion, errors=GENERATION_ERRORS, events=True,
-            ),
-            Route(
-                "POST", ("/bench/chat/completions",), self.timed_chat, USE,
-                "Answer a conversation, and say what each part of it took",
-                body=ChatBody, reply=TimedChatCompletion, errors=GENERATION_ERRORS,
-            ),
-            Route(
-                "POST", ("/bench/completions",), self.timed_completion, USE,
-                "Continue a prompt, and say what each part of it took",
-                body=CompletionBody, reply=TimedTextCompletion, errors=GENERATION_ERRORS,
-            ),
-            Route("POST", ("/v1/cancel/{id}",), self.cancel, USE, "Cancel a running request", errors=(404,)),
-        ]
-        # fmt: on
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""

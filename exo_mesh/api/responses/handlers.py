@@ -22,11 +22,10 @@ from exo_mesh.api.errors import json_response, quoted
 from exo_mesh.api.responses.context import gather_items
 from exo_mesh.api.responses.delivery import response_recipe, response_reply
 from exo_mesh.api.responses.ids import PREFIX
-from exo_mesh.api.responses.objects import DeletedResponse, InputTokens, ItemList, ResponseObject
+from exo_mesh.api.responses.objects import DeletedResponse, InputTokens, ResponseObject
 from exo_mesh.api.responses.pages import page_of
 from exo_mesh.api.responses.replies import FinishedResponse, ResponseDelivery, ResponseReply, response_of
 from exo_mesh.api.responses.schema import (
-    InputTokensBody,
     ResponsesBody,
     decode_input_tokens_body,
     decode_responses_body,
@@ -43,7 +42,6 @@ from exo_mesh.api.responses.translate import (
     shows_logprobs,
 )
 from exo_mesh.api.responses.writers import ItemOptions
-from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import HEADERS, EventStream, named_frame
 from exo_mesh.api.streams.following import follow_stream
 from exo_mesh.errors import InputError, UnknownAnswerError
@@ -65,20 +63,6 @@ _DELIVERY = (
 )
 """Fields that do not change the answer, only its delivery."""
 
-_READING = {
-    "stream": '"true": the events of the response',
-    "starting_after": "the sequence number of the last event that the client has",
-    "include": "accepted; the response has what its request asked for",
-    "include_obfuscation": 'only "false" is supported',
-}
-_PAGING = {
-    "after": "the id of the item before the page",
-    "before": "the id of the item after the page",
-    "limit": "most items of the page: 1 to 100, 20 by default",
-    "order": '"desc", the default: the newest first; or "asc"',
-    "include": "accepted; the items stay as the request sent them",
-}
-
 
 class ResponsesRoutes:
     """Each method answers one route. Methods raise errors; the middleware turns them into replies."""
@@ -89,39 +73,6 @@ class ResponsesRoutes:
         self._requests = context.services.requests
         self._answering = Answering(context)
         self._prompts = PromptTokens(context)
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/responses", "/responses"), self.create, USE,
-                "Answer a conversation of items, as OpenAI's Responses API does",
-                body=ResponsesBody, reply=ResponseObject, errors=GENERATION_ERRORS, events=True,
-            ),
-            Route(
-                "POST", ("/v1/responses/input_tokens",), self.input_tokens, USE,
-                "The number of tokens of a response's input", body=InputTokensBody, reply=InputTokens,
-                errors=(400, 403, 404, 408, 413, 503, 504),
-            ),
-            Route(
-                "GET", ("/v1/responses/{id}",), self.read, USE, "A stored or running response",
-                reply=ResponseObject, errors=(400, 404, 429, 499, 500, 503, 504), query=_READING, events=True,
-            ),
-            Route(
-                "DELETE", ("/v1/responses/{id}",), self.delete, USE, "Delete a stored response",
-                reply=DeletedResponse, errors=(404, 503, 504),
-            ),
-            Route(
-                "POST", ("/v1/responses/{id}/cancel",), self.cancel, USE, "Cancel a running response",
-                reply=ResponseObject, errors=(404,),
-            ),
-            Route(
-                "GET", ("/v1/responses/{id}/input_items",), self.input_items, USE, "The input of a stored response",
-                reply=ItemList, errors=(400, 404, 503, 504), query=_PAGING,
-            ),
-        ]
-        # fmt: on
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses"""

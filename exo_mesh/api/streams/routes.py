@@ -9,12 +9,9 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import SECRET_HEADER, ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.streams.dialects import reply_of
 from exo_mesh.api.streams.following import follow_stream
 from exo_mesh.rings.serving.streams import FoundStream, StreamViewer, hash_of_secret
-
-_SECRET = {"secret": f"the {SECRET_HEADER} of the answer, for an answer that was requested without a key"}
 
 
 class StreamRoutes:
@@ -23,22 +20,6 @@ class StreamRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._requests = context.services.requests
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route("GET", ("/v1/streams",), self.streams, USE, "The caller's running answers", query=_SECRET),
-            Route(
-                "GET", ("/v1/streams/{id}",), self.attach, USE, "Stream a running answer from its beginning",
-                errors=(400, 404, 429, 499, 500, 503, 504), query=_SECRET, events=True,
-            ),
-            Route(
-                "DELETE", ("/v1/streams/{id}",), self.stop, USE, "Stop a running answer",
-                errors=(404,), query=_SECRET,
-            ),
-        ]
-        # fmt: on
 
     async def streams(self, request: web.Request) -> web.Response:
         """GET /v1/streams: the caller's running answers at all peers."""

@@ -22,6 +22,7 @@ PEER_FIELDS = (
     "models",
     "partial_models",
     "fetches",
+    "served",
 )
 TELEMETRY_FIELDS = (
     "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w",

@@ -11,7 +11,6 @@ from exo_mesh import __version__
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, data_frame
 from exo_mesh.api.web.live import LiveFeed, live_document
 from exo_mesh.base.clock import monotonic
@@ -29,18 +28,6 @@ class LiveRoutes:
         interval_s = context.options.live_interval_s
         self._feed = LiveFeed(lambda: live_document(context.services.observation, context.now()), interval_s, monotonic)
         self._listeners = 0
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        # fmt: off
-        return [
-            Route("GET", ("/metrics/snapshot",), self.snapshot, USE, "Peers, instances, health, queue and memory"),
-            Route(
-                "GET", ("/metrics/stream", "/dashboard/metrics"), self.stream, USE,
-                "The snapshot as server-sent events: first all data, then changes", errors=(429,), events=True,
-            ),
-        ]
-        # fmt: on
 
     async def snapshot(self, request: web.Request) -> web.Response:
         """GET /metrics/snapshot"""

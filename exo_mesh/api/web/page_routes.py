@@ -10,8 +10,7 @@ from aiohttp import hdrs, web
 from exo_mesh import __version__
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error, quoted
-from exo_mesh.api.routes import OPEN, Route, RouteTable
-from exo_mesh.api.web.assets import PREFIX, PageAssets
+from exo_mesh.api.web.assets import PageAssets
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.base.printable import printable
 
@@ -35,25 +34,6 @@ class PageRoutes:
         self._headless = context.options.headless
         self._assets = PageAssets()
         self._languages = context.options.languages
-
-    def table(self) -> RouteTable:
-        """The routes. They are open, because the files are the same for every node of a version and contain no data."""
-        # fmt: off
-        return [
-            Route("GET", ("/",), self.root, OPEN, "The page for browsers, else a JSON overview", errors=(404,)),
-            Route("GET", ("/dashboard",), self.dashboard, OPEN, "The page", content_type="text/html", errors=(404,)),
-            Route(
-                "GET", ("/service-worker.js",), self.worker, OPEN, "Keeps the files of the page in the browser",
-                content_type="text/javascript", errors=(404,),
-            ),
-            Route("GET", (PREFIX + "/languages",), self.languages, OPEN, "The languages of the page", errors=(404,)),
-            Route("GET", (PREFIX + "/languages/{tag}",), self.language, OPEN, "The texts of a language", errors=(404,)),
-            Route(
-                "GET", (PREFIX + "/{version}/{file:.+}",), self.file, OPEN, "A file of the page",
-                content_type="application/octet-stream", errors=(404,),
-            ),
-        ]
-        # fmt: on
 
     async def root(self, request: web.Request) -> web.Response:
         """GET /: the page if the client accepts HTML, else JSON with an overview and an example request."""
@@ -89,7 +69,9 @@ class PageRoutes:
         texts = None if self._headless else await asyncio.to_thread(self._languages.texts, tag)
         if texts is None:
             return _no_page() if self._headless else plain_error("not_found", f"the page has no language {quoted(tag)}")
-        return json_response(dict(texts))
+        reply = json_response(dict(texts))
+        reply.enable_compression()
+        return reply
 
     async def file(self, request: web.Request) -> web.Response:
         """GET /page/{version}/{file}: a static file. Browsers may cache it for ever, as its path changes with it."""

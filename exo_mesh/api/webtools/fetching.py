@@ -19,6 +19,7 @@ from yarl import URL
 
 from exo_mesh import __version__
 from exo_mesh.api.webtools.addresses import AddressRules
+from exo_mesh.base.authorities import trusted
 from exo_mesh.errors import DeadlineError, InputError, OverloadError, TransportError
 
 MAX_BYTES = 1_000_000
@@ -101,6 +102,7 @@ async def _answer(url: URL, addresses: Sequence[str]) -> AsyncIterator[aiohttp.C
         return socket.socket(info[0], info[1], info[2])
 
     connector = aiohttp.TCPConnector(
+        ssl=await trusted(),
         resolver=PinnedResolver(addresses),
         use_dns_cache=False,
         force_close=True,

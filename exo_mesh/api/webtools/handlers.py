@@ -15,7 +15,6 @@ from exo_mesh.api.body import read_as
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import T, decode_body
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.webtools.addresses import AddressRules
 from exo_mesh.api.webtools.fetching import FetchedPage, WebFetcher
 from exo_mesh.api.webtools.lookups import HostLookups
@@ -29,7 +28,6 @@ TOP_K, MOST_TOP_K = 5, 10
 MAX_CHARS, LEAST_CHARS, MOST_CHARS = 12_000, 500, 50_000
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "application/x-yaml", "application/yaml")
-_ERRORS = (400, 403, 413, 429, 503, 504)
 
 
 class SearchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -97,25 +95,6 @@ class WebToolRoutes:
         self._fetcher = WebFetcher(self._rules, HostLookups().addresses, self._options.limit_s)
         self._readers = PageReaders()
         self._searches = DdgsSearches()
-
-    def table(self) -> RouteTable:
-        """The routes. A caller also needs a key or local rights, because each call leaves the mesh."""
-        # fmt: off
-        return [
-            Route(
-                "POST", ("/v1/tools/web_search",), self.search, USE, "Search the web",
-                body=SearchBody, reply=SearchReply, errors=_ERRORS,
-            ),
-            Route(
-                "POST", ("/v1/tools/open_url",), self.open, USE, "Title, status and type of a page of the web",
-                body=OpenBody, reply=OpenReply, errors=_ERRORS,
-            ),
-            Route(
-                "POST", ("/v1/tools/extract_page",), self.extract, USE, "The text of a page of the web",
-                body=ExtractBody, reply=ExtractReply, errors=_ERRORS,
-            ),
-        ]
-        # fmt: on
 
     async def search(self, request: web.Request) -> web.Response:
         """POST /v1/tools/web_search"""

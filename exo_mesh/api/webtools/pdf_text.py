@@ -9,7 +9,6 @@ from aiohttp import web
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response
-from exo_mesh.api.routes import USE, Route, RouteTable
 from exo_mesh.api.webtools.children import WebChildren
 from exo_mesh.api.webtools.pdf_child import LIMIT_S, PdfAnswer
 from exo_mesh.errors import InputError
@@ -37,16 +36,6 @@ class PdfRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._body_silence_s = context.options.body_silence_s
         self._children = WebChildren("exo_mesh.api.webtools.pdf_child", "PDFs are being read")
-
-    def table(self) -> RouteTable:
-        """The routes."""
-        return [
-            Route(
-                *("POST", ("/v1/tools/pdf_text",), self.pdf_text, USE, "The text of a PDF, which is the body"),
-                reply=PdfReply,
-                errors=(400, 408, 413, 429, 503),
-            )
-        ]
 
     async def pdf_text(self, request: web.Request) -> web.Response:
         """POST /v1/tools/pdf_text"""

@@ -14,6 +14,7 @@ from exo_mesh.api.webtools.children import WebChildren
 from exo_mesh.api.webtools.fetching import CONNECT_S, MAX_BYTES, read_limited
 from exo_mesh.api.webtools.options import WebToolOptions
 from exo_mesh.api.webtools.search_child import SearchAnswer, SearchQuestion
+from exo_mesh.base.authorities import trusted
 from exo_mesh.errors import DeadlineError, InputError, TransportError, WebToolsOffError
 
 SEARCH_S = 10.0
@@ -76,9 +77,10 @@ async def search_web(options: WebToolOptions, query: str, top_k: int) -> list[Fo
     call = _call(options, query, top_k)
     provider = provider_of(options)
     timeout = aiohttp.ClientTimeout(total=SEARCH_S, sock_connect=CONNECT_S)
+    jar, connector = aiohttp.DummyCookieJar(), aiohttp.TCPConnector(ssl=await trusted())
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as web,
+            aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=jar) as web,
             web.request(
                 call.method,
                 call.url,

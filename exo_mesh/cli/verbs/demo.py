@@ -21,6 +21,7 @@ from exo_mesh.cli.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.model_paths import existing_path, is_path, models_dir_for
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.errors import InputError, MeshError, ModelError, PlacementError
+from exo_mesh.security.local_token import read_token
 from exo_mesh.settings.config import ConfigError
 from exo_mesh.settings.default_paths import models_dirs
 from exo_mesh.settings.loading import load_settings
@@ -117,7 +118,8 @@ def _serve(mesh: LocalMesh, screen: DemoScreen, model: str) -> int:
     """Serves until Ctrl-C. Reports each peer that ends while the others keep running; fails when all have ended."""
     alive = list(mesh.children)
     try:
-        screen.serving(mesh.api_urls, model)  # a reader may press Ctrl-C as soon as this is shown
+        token = read_token(Path(mesh.children[0].ready["home"]))
+        screen.serving(mesh.api_urls, model, token)  # a reader may press Ctrl-C as soon as this is shown
         while alive:
             for child in [child for child in alive if not child.alive]:
                 alive.remove(child)

@@ -1,4 +1,4 @@
-"""Show why the prompt of a request was computed again: from which token on it differs from what the mesh had kept."""
+"""Show which stages computed a request, and from which token on its prompt differs from what the mesh had kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from exo_mesh.base.printable import counted, printable
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client.api_client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import print_json, say
-from exo_mesh.errors import InputError
+from exo_mesh.cli.tables import layers_text, print_json, say
+from exo_mesh.errors import InputError, MeshError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +23,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calls `GET /v1/requests/{id}/prefix` at the node where the request entered."""
+    """Calls `GET /v1/requests/{id}/stages` and `…/prefix` at the node where the request entered."""
     client = ApiClient(args.api_url, args.home)
-    request = args.request or _last_request(client)
-    found = client.get(f"/v1/requests/{urllib.parse.quote(request, safe='')}/prefix")
-    print_json(found) if args.json else say(describe(found))
+    path = f"/v1/requests/{urllib.parse.quote(args.request or _last_request(client), safe='')}"
+    legs = _legs(client, path)
+    try:
+        found = client.get(f"{path}/prefix")
+    except MeshError as exc:
+        if exc.code != "not_found" or not legs or args.json:
+            raise
+        say("\n".join([*map(computed_by, legs), str(exc)]))  # a short prompt is not kept
+        return exit_codes.OK
+    if args.json:
+        print_json({**found, "legs": legs})
+    else:
+        say("\n".join([*map(computed_by, legs), describe(found)]))
     return exit_codes.OK
+
+
+def _legs(client: ApiClient, path: str) -> list[dict[str, Any]]:
+    """The rings that computed the answer; empty if the node does not know them, as nodes of older versions."""
+    try:
+        legs: list[dict[str, Any]] = client.get(f"{path}/stages")["legs"]
+    except MeshError as exc:
+        if exc.code != "not_found":
+            raise
+        return []
+    return legs
+
+
+def computed_by(leg: Mapping[str, Any]) -> str:
+    """One ring as a sentence: `computed by alice 0-17 → bob 18-35`; of a later one, what it took over."""
+    ring = " → ".join(f"{' + '.join(stage['names'])} {layers_text(stage['layers'])}" for stage in leg["stages"])
+    if leg["pause_s"] is None and not leg["from_token"]:
+        return f"computed by {printable(ring)}"
+    pause = "" if leg["pause_s"] is None else f", after a pause of {leg['pause_s']:.1f} s"
+    return f"from token {leg['from_token']} on by {printable(ring)}{pause}"
 
 
 def _last_request(client: ApiClient) -> str:

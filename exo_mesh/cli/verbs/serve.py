@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from exo_mesh.base.authorities import authorities_unread
 from exo_mesh.base.gc_pauses import gc_pauses, rare_full_collections
 from exo_mesh.base.telemetry.line_writer import RotatingFile
 from exo_mesh.base.telemetry.node_logs import BOTH, JSON, NodeLogs
@@ -131,7 +132,7 @@ async def _serve(
     deadline: starts when the streams have finished. Its thread ends the process even if the event loop is blocked, or
     waits for its worker threads while it closes.
     """
-    with gc_pauses():  # imports gRPC and aiohttp, which `exo-mesh serve --help` does not need
+    with gc_pauses(), authorities_unread():  # imports gRPC and aiohttp, which `exo-mesh serve --help` does not need
         from exo_mesh.cli.wiring import RunningNode
         from exo_mesh.wire.channels import keep_poller
 

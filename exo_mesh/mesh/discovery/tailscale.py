@@ -18,6 +18,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from exo_mesh.base.authorities import trusted
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import reason_of
 from exo_mesh.base.small_files import read_small
@@ -214,7 +215,8 @@ class TailscaleDiscovery:
         reported = ""
         backoff_s = self._first_backoff_s
         limit = aiohttp.ClientTimeout(total=CALL_S)
-        async with aiohttp.ClientSession(timeout=limit, headers=self._headers) as session:
+        connector = aiohttp.TCPConnector(ssl=await trusted())
+        async with aiohttp.ClientSession(connector=connector, timeout=limit, headers=self._headers) as session:
             while True:
                 try:
                     devices = await self._ask(session)

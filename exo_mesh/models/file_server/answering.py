@@ -13,7 +13,7 @@ import msgspec
 
 from exo_mesh.base.clock import monotonic
 from exo_mesh.errors import ModelError
-from exo_mesh.models.file_server.connections import FileConnection, FileConnections
+from exo_mesh.models.file_server.connections import HEAD_S, IDLE_S, FileConnection, FileConnections
 from exo_mesh.models.file_server.messages import PRESENT_HEADER
 from exo_mesh.models.file_server.offered import OfferedFile, OfferedModel, OfferedModels
 from exo_mesh.models.file_server.pace import CopyPace
@@ -26,12 +26,6 @@ from exo_mesh.models.file_server.requests import (
 )
 from exo_mesh.models.file_server.sending import PIECE_S, send_span
 
-HEAD_S = 10.0
-"""Time limit of the TLS handshake, and of a request's head from its first byte on, however slowly it arrives."""
-
-IDLE_S = 60.0
-"""Time limit between two requests."""
-
 LOOK_EVERY_S = 0.1
 """How often a waiting request checks whether its bytes have arrived."""
 
@@ -39,13 +33,15 @@ _log = logging.getLogger(__name__)
 
 
 class Answerer:
-    """Answers the requests of all connections. head_s, idle_s: time limits, shorter in tests."""
+    """Answers the requests of all connections, until `stopping` is set. head_s, idle_s: time limits, shorter in
+    tests."""
 
     def __init__(
         self,
         offered: OfferedModels,
         connections: FileConnections,
         pace: CopyPace,
+        stopping: threading.Event,
         *,
         head_s: float = HEAD_S,
         idle_s: float = IDLE_S,
@@ -55,7 +51,7 @@ class Answerer:
         self._pace = pace
         self._head_s = head_s
         self._idle_s = idle_s
-        self.stopping = threading.Event()
+        self._stopping = stopping
 
     def serve(self, connection: FileConnection) -> None:
         """Serves a connection until it ends, in a thread of its own."""
@@ -138,7 +134,7 @@ class Answerer:
             status, headers = HTTPStatus.PARTIAL_CONTENT, headers | {"Content-Range": _shown(start, stop, file.size)}
         with stream:
             _send_head(sock, status, stop - start, "application/octet-stream", headers)
-            send_span(sock, stream, start, stop, self._pace, self.stopping)
+            send_span(sock, stream, start, stop, self._pace, self._stopping)
 
     def _wait(
         self, sock: socket.socket, request: FileRequest, model: OfferedModel, file: OfferedFile

@@ -6,6 +6,12 @@ import contextlib
 import socket
 import threading
 
+HEAD_S = 10.0
+"""Time limit of the TLS handshake, and of a request's head from its first byte on, however slowly it arrives."""
+
+IDLE_S = 60.0
+"""Time limit between two requests."""
+
 MAX_CONNECTIONS = 32
 """Most connections, with a thread each. A fetcher has up to 8."""
 

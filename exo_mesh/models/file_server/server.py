@@ -7,14 +7,18 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from exo_mesh.base.clock import monotonic
-from exo_mesh.models.file_server.answering import HEAD_S, IDLE_S, Answerer
-from exo_mesh.models.file_server.connections import MAX_CONNECTIONS, FileConnections
-from exo_mesh.models.file_server.offered import Models, OfferedModels
+from exo_mesh.models.file_server.connections import HEAD_S, IDLE_S, MAX_CONNECTIONS, FileConnections
 from exo_mesh.models.file_server.pace import CopyPace
 from exo_mesh.models.file_server.tls import server_context
 from exo_mesh.security.credentials import CredentialSource
+
+if TYPE_CHECKING:
+    from exo_mesh.models.file_server.answering import Answerer
+    from exo_mesh.models.file_server.offered import Models
 
 _BACKLOG = 128
 _AGAIN_S = 1.0
@@ -45,8 +49,10 @@ class FileServer:
     ) -> None:
         self._credentials = credentials
         self._connections = FileConnections(max_connections)
-        pace = CopyPace(is_busy)
-        self._answerer = Answerer(OfferedModels(models), self._connections, pace, head_s=head_s, idle_s=idle_s)
+        self._models = models
+        self._pace = CopyPace(is_busy)
+        self._head_s, self._idle_s = head_s, idle_s
+        self._stopping = threading.Event()
         self._acceptor: threading.Thread | None = None
         self._wake: socket.socket | None = None
         self._threads: set[threading.Thread] = set()
@@ -71,7 +77,7 @@ class FileServer:
 
     def stop(self) -> None:
         """Cuts all connections and waits for their threads, which end soon. May be called more than once."""
-        self._answerer.stopping.set()
+        self._stopping.set()
         self._connections.close()
         if self._acceptor is None or self._wake is None:
             return
@@ -99,7 +105,7 @@ class FileServer:
         with listener, woken, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
-            while not self._answerer.stopping.is_set():
+            while not self._stopping.is_set():
                 selector.select()
                 try:
                     accepted, _ = listener.accept()
@@ -107,7 +113,7 @@ class FileServer:
                     continue
                 except OSError as exc:
                     _log.warning("the file server cannot accept a connection: %s", exc)
-                    self._answerer.stopping.wait(_AGAIN_S)
+                    self._stopping.wait(_AGAIN_S)
                     continue
                 self._admit(accepted)
 
@@ -122,6 +128,16 @@ class FileServer:
             sock.close()
             return
         self._run(self._answerer.serve, connection)
+
+    @cached_property
+    def _answerer(self) -> Answerer:
+        """Made by the acceptor's thread with the first connection: many nodes never copy a file."""
+        from exo_mesh.models.file_server.answering import Answerer
+        from exo_mesh.models.file_server.offered import OfferedModels
+
+        offered = OfferedModels(self._models)
+        times = {"head_s": self._head_s, "idle_s": self._idle_s}
+        return Answerer(offered, self._connections, self._pace, self._stopping, **times)
 
     def _prepared(self, accepted: socket.socket) -> socket.socket:
         """Prepares an accepted socket. The TLS handshake happens later, in the thread of the connection."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -58,10 +57,10 @@ CAPTURE = PeerCall(
 
 
 async def answer_diagnose(
-    node: Callable[[], dict[str, Any]], timeline: Callable[[], dict[str, Any]], request: pb.DiagnoseRequest
+    node: Callable[[], Awaitable[dict[str, Any]]], timeline: Callable[[], dict[str, Any]], request: pb.DiagnoseRequest
 ) -> pb.DiagnoseReply:
     """node, timeline: see Diagnostics."""
-    found = timeline() if request.timeline else await asyncio.to_thread(node)
+    found = timeline() if request.timeline else await node()
     return pb.DiagnoseReply(json=msgspec.json.encode(found))
 
 

@@ -50,8 +50,9 @@ class Diagnostics:
         self._health = health
         self._started = time.time()
 
-    def node(self) -> dict[str, Any]:
-        """The diagnostics of this node. Blocks for some milliseconds, since it reads the processes of the system."""
+    async def node(self) -> dict[str, Any]:
+        """The diagnostics of this node."""
+        processes = await asyncio.to_thread(_processes)  # reads the processes of the system: some milliseconds
         own = self._membership.own
         now = time.time()
         return {
@@ -73,7 +74,7 @@ class Diagnostics:
                 "disk": {"home": str(self._disk.home), "total_bytes": self._disk.total_bytes,
                          "free_bytes": self._disk.free_bytes, "writes_refused": self._disk.refused},
             },
-            "processes": _processes(),
+            "processes": processes,
             "requests": self._journal.describe_live(),
             "stages": [_stage(stage) for stage in self._beats()],
             "runners": self._runners(),
@@ -92,7 +93,7 @@ class Diagnostics:
     async def cluster(self) -> dict[str, Any]:
         """The diagnostics of all nodes that answer, and the list of nodes that do not."""
         answers, unreachable = await self._ask_all(timeline=False)
-        return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
+        return {"nodes": [await self.node(), *answers], "unreachable": unreachable}
 
     async def cluster_timeline(self) -> dict[str, Any]:
         """The phases of all runners of the mesh, ordered by this node's clock."""

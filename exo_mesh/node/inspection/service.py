@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh.domain.reports import HealthReport
 from exo_mesh.machine.disk import Disk
@@ -13,7 +13,6 @@ from exo_mesh.node.inspection import calls
 from exo_mesh.node.inspection.asking import ask_peers
 from exo_mesh.node.inspection.captures import Captures
 from exo_mesh.node.inspection.diagnostics import Diagnostics
-from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 from exo_mesh.node.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.serving.calls import cancel_on
@@ -21,6 +20,9 @@ from exo_mesh.rings.serving.traces import RequestTrace
 from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
 from exo_mesh.wire.peer_call import AnyAnswer, answer
+
+if TYPE_CHECKING:
+    from exo_mesh.node.inspection.otlp.exporter import TraceExporter
 
 
 class InspectionService:

@@ -83,11 +83,11 @@ class RunnerStarter:
         credentials: CredentialSource | None,
         limits: HostLimits,
         keep: RunnerHistory,
-        engine: Callable[[], str],
+        engines: Callable[[], Sequence[str]],
         make_runner: Callable[..., Runner],
         why_no_layers: str,
     ) -> None:
-        """engine: the engine of spare runners. why_no_layers: set if this node never holds layers."""
+        """engines: of spare runners. why_no_layers: set if this node never holds layers."""
         self._settings = settings
         self._models = models
         self._read_memory = read_memory
@@ -99,7 +99,7 @@ class RunnerStarter:
         if settings.log_level == "debug":
             self._environment.setdefault(RING_VERBOSE, "1")
         num_spares = 0 if why_no_layers else settings.spare_runners
-        self.spares = SparePool(num_spares, engine, limits.command, self._environment)
+        self.spares = SparePool(num_spares, engines, limits.command, self._environment)
         self.pace = RunnerPace()
 
     async def start(self, lease: Lease, rank: int, wiring: RankWiring | None, head_start: HeadStart) -> StartedRunner:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from exo_mesh.domain.runner.reports import EnginePrepared, RunnerFailed
@@ -23,6 +24,10 @@ IMPORT_S = 120.0
 REFILL_AFTER_S = 10.0
 """Seconds to wait after a spare was taken: its stage loads first."""
 
+FIRST_LOOK_S = 1.0
+LOOK_EVERY_S = 10.0
+"""Seconds between two looks at the engines that are wanted: the first while this node knows no engine."""
+
 BROKEN_AFTER_S = 300.0
 """Seconds before a spare that has ended by itself is replaced: an engine that fails to import will fail again."""
 
@@ -30,22 +35,22 @@ _log = logging.getLogger(__name__)
 
 
 class SparePool:
-    """Keeps `size` idle processes for one engine; `engine` returns its name, "" while it is not known."""
+    """Keeps `size` idle processes for each engine that `engines` returns; it is asked again every LOOK_EVERY_S."""
 
     def __init__(
         self,
         size: int,
-        engine: Callable[[], str],
+        engines: Callable[[], Sequence[str]],
         command: Sequence[str] = RUNNER_COMMAND,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._size = size
-        self._engine = engine
+        self._engines = engines
         self._command = command
         self._environment = environment
         self._idle: list[tuple[str, RunnerChild]] = []
         self._due = asyncio.Event()
-        self._not_before = 0.0
+        self._not_before: dict[str, float] = {}
 
     def head_start(self) -> HeadStart:
         """A head start for one stage; the caller must close it."""
@@ -56,12 +61,12 @@ class SparePool:
         for spare in self._idle:
             if spare[0] == engine and spare[1].process.returncode is None:
                 self._idle.remove(spare)
-                self._hold_off(REFILL_AFTER_S)
+                self._hold_off(engine, REFILL_AFTER_S)
                 return spare[1]
         return None
 
     async def keep(self) -> None:
-        """Keep the wanted number of spares until cancelled; then end them."""
+        """Keep the wanted spares until cancelled; then end them."""
         if not self._size:
             return
         try:
@@ -71,7 +76,7 @@ class SparePool:
                 ends = [asyncio.ensure_future(child.process.wait()) for _, child in self._idle]
                 due = asyncio.ensure_future(self._due.wait())
                 try:
-                    await asyncio.wait((due, *ends), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((due, *ends), timeout=self._look_in_s(), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for task in (due, *ends):
                         task.cancel()
@@ -80,29 +85,42 @@ class SparePool:
             await asyncio.gather(*(_end(child) for _, child in self._idle))
             self._idle.clear()
 
-    def _hold_off(self, seconds: float) -> None:
-        self._not_before = time.monotonic() + seconds
+    def _hold_off(self, engine: str, seconds: float) -> None:
+        self._not_before[engine] = time.monotonic() + seconds
         self._due.set()
+
+    def _look_in_s(self) -> float:
+        """Seconds until a spare may be missing again: no event says that a plan has come or that a pause is over."""
+        if not self._engines():
+            return FIRST_LOOK_S
+        pauses = (until - time.monotonic() for until in self._not_before.values())
+        return min([LOOK_EVERY_S, *(pause for pause in pauses if pause > 0)])
 
     def _bury(self) -> None:
         for spare in [spare for spare in self._idle if spare[1].process.returncode is not None]:
             self._idle.remove(spare)
             spare[1].close()
             _log.warning("the spare runner of %s ended with exit code %s", spare[0], spare[1].process.returncode)
-            self._hold_off(BROKEN_AFTER_S)
+            self._hold_off(spare[0], BROKEN_AFTER_S)
 
     async def _fill(self) -> None:
-        while len(self._idle) < self._size:
-            engine = self._engine()
-            pause_s = self._not_before - time.monotonic() if engine else 1.0
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-                continue
+        """End the spares of engines that are not wanted any more, and start what is missing, one after the other."""
+        wanted = self._engines()
+        for spare in [spare for spare in self._idle if spare[0] not in wanted]:
+            self._idle.remove(spare)
+            await _end(spare[1])
+        while engine := self._missing():
             try:
                 self._idle.append((engine, await _prepared(engine, self._command, self._environment)))
             except (MeshError, OSError, TimeoutError) as exc:
                 _log.warning("cannot start a spare runner of %s: %s", engine, exc)
-                self._hold_off(BROKEN_AFTER_S)
+                self._hold_off(engine, BROKEN_AFTER_S)
+
+    def _missing(self) -> str:
+        """An engine with too few spares that may get one now; "" if there is none."""
+        have, now = Counter(engine for engine, _ in self._idle), time.monotonic()
+        few = (engine for engine in self._engines() if have[engine] < self._size)
+        return next((engine for engine in few if self._not_before.get(engine, 0.0) <= now), "")
 
 
 class HeadStart:

@@ -18,9 +18,14 @@ class StageSurroundings:
     def own_id(self) -> str:
         return self._membership.own.id
 
-    def engine(self) -> str:
-        """The engine of this machine's device; "" without one."""
-        return next((device.engine for device in self._membership.own.devices), "")
+    def engines(self) -> tuple[str, ...]:
+        """The engines whose stages may come to this node: that of its device, and those of the mesh's plans that run
+        models here."""
+        own = self._membership.own
+        run_here = {engine for _, engines in own.model_engines for engine in engines}
+        plans = [instance.plan for _, instance in self._membership.view.instances() if not instance.plan.takes_text]
+        used = [engine for plan in plans for engine in plan.engines if engine in run_here]
+        return tuple(dict.fromkeys([*(device.engine for device in own.devices[:1]), *used]))
 
     def hosts_of(self, peer_id: str) -> Sequence[str]:
         """Where this node may reach a peer, best first; empty if unknown."""

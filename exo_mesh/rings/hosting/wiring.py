@@ -44,7 +44,7 @@ class HostingParts(msgspec.Struct, frozen=True):
         around, why = StageSurroundings(membership), why_no_layers(settings.role, settings.max_memory_bytes)
         runner_history = RunnerHistory.build(settings, membership.own.id, machine.disk, clock)
         starter = RunnerStarter(
-            settings, models, machine.memory, credentials, limits, runner_history, around.engine, Runner, why
+            settings, models, machine.memory, credentials, limits, runner_history, around.engines, Runner, why
         )
         host = StageHost(
             settings.name,

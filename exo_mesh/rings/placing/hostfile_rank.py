@@ -6,13 +6,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from exo_mesh.domain.device import StaticRank
+from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.machine.interfaces import read_interfaces
-from exo_mesh.mesh.discovery.static_group import StaticGroup, given_rank, launched_group, read_hostfile
 from exo_mesh.settings.config import Settings
+
+if TYPE_CHECKING:
+    from exo_mesh.mesh.discovery.static_group import StaticGroup
 
 
 class OwnRank(msgspec.Struct, frozen=True):
@@ -35,6 +39,10 @@ def own_rank(settings: Settings, environ: Mapping[str, str]) -> OwnRank:
 
     Raises InputError for a hostfile that is invalid or does not identify which of its hosts this machine is.
     """
+    if settings.hostfile is None and not environ.keys() & MLX_VARIABLES:
+        return OwnRank(None, ())
+    from exo_mesh.mesh.discovery.static_group import given_rank, launched_group, read_hostfile
+
     launched = launched_group(environ)
     if settings.hostfile is not None:
         group = read_hostfile(settings.hostfile)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from exo_mesh.base.tasks import TaskOwner
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.view import InstanceState
+from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.mesh.membership.calls import reaches
 from exo_mesh.mesh.membership.service import Membership
@@ -96,6 +96,18 @@ class Members:
             one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
             for owner, one in self._membership.view.records_of_instances()
         )
+
+    def records_of(self, instance_id: str) -> list[InstanceInfo]:
+        """What the view shows of an instance: several records while its ownership is being settled."""
+        records = self._membership.view.records_of_instances()
+        return [one for _, one in records if one.plan.instance_id == instance_id]
+
+    def name_of(self, peer_id: str) -> str:
+        """The name of a peer; the first digits of its id once it is gone."""
+        peer = self._membership.peer(peer_id)
+        if peer is not None:
+            return peer.info.name
+        return self._membership.own.name if peer_id == self.own_id else peer_id[:8]
 
     def newer_plan(self, plan: Plan) -> Plan | None:
         """The newest plan of the same instance, with a higher ballot, that the view shows as loading or ready; or

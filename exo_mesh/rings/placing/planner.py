@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.engine_speed import Prediction, predict, speed_of
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.group_placement import pinned_groups, place_grouped
-from exo_mesh.domain.grouping import GroupFacts
+from exo_mesh.domain.grouping import GroupFacts, GroupWish
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import solve_pinned
 from exo_mesh.domain.placement import most_context, solve, solve_with_most_context, with_caps
@@ -128,7 +129,9 @@ class Planner:
         facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
         while True:
             try:
-                plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)
+                wish = self._groups.wish(spec, candidates)
+                attempt = partial(self._solve, card, spec, candidates, instance_id, ballot, around, facts, wish)
+                plan = await asyncio.to_thread(attempt)
             except PlacementError:
                 unseen = _pinned_engines(spec, candidates) - around.cards.keys()
                 if not unseen:
@@ -188,7 +191,9 @@ class Planner:
         ballot: Ballot,
         around: Surroundings,
         facts: GroupFacts,
+        wish: GroupWish,
     ) -> Plan:
+        """In another thread: all that it needs of the mesh, which may change meanwhile, is given."""
         policy = spec.policy or self._effective.now.placement
         is_served = card.architecture == SERVED_ARCHITECTURE
         min_peers = spec.min_peers or (1 if is_served else self._effective.now.min_peers)
@@ -213,7 +218,7 @@ class Planner:
                 return solve_with_most_context(self._capped(card), grouped, **wide)
             return solve(card, grouped, context_limit=min(context_limit, card.context_length), **wide)
 
-        return place_grouped(candidates, self._groups.wish(spec, candidates), facts, min_peers, attempt)
+        return place_grouped(candidates, wish, facts, min_peers, attempt)
 
     def _capped(self, card: ModelCard) -> ModelCard:
         """The model with the longest context that its card recommends, for an instance without a limit of its own."""

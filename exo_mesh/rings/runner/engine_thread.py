@@ -61,6 +61,9 @@ class EngineThread:
         if self._rejoins:
             self.apart = self._rejoins = False
             sys.setswitchinterval(self._usual_switch_s)
+            while not self._jobs.empty():  # the last job may have brought another one
+                if (late := self._jobs.get()) is not None:
+                    late()
 
     def part(self) -> None:
         """From now on the loop and the engine have a thread each. Call on the loop; again changes nothing."""
@@ -77,7 +80,8 @@ class EngineThread:
             self._loop.stop()
 
     def submit(self, job: Job) -> None:
-        """Run `job` in the engine's thread, after the jobs before it; only after `part`. The job must not raise."""
+        """Run `job` in the engine's thread, after the jobs before it; only after `part`. From the loop, or from a job.
+        The job must not raise."""
         self._jobs.put(job)
 
     def tell_loop(self, callback: Callable[..., object], *arguments: object) -> None:

@@ -15,7 +15,6 @@ from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.text.detokenizer import is_panic
 from exo_mesh.text.recent_failures import RecentFailures
 from exo_mesh.text.spelling import TokenBytes
-from exo_mesh.text.tokenizer import tokenizer_text
 from exo_mesh.weights.model_files import named, one_line
 
 if TYPE_CHECKING:
@@ -127,6 +126,8 @@ def _question(spec: GrammarSpec) -> bytes:
 def read_tokenizer(model_dir: Path) -> LLTokenizer:
     """The model's tokens as grammars need them. Blocks. Raises ModelError."""
     from llguidance import LLTokenizer
+
+    from exo_mesh.text.tokenizer import tokenizer_text  # few rings get a grammar
 
     path = model_dir / "tokenizer.json"
     try:

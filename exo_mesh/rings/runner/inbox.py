@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,9 @@ from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.stage import StageResult
 from exo_mesh.rings.runner.stage_setup import StageSetup
+
+if TYPE_CHECKING:
+    from exo_mesh.rings.runner.driver import Driver
 
 
 class Submit(msgspec.Struct, frozen=True):
@@ -72,3 +76,17 @@ class Computed(msgspec.Struct, frozen=True):
 
 
 Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Failed
+
+
+def tell(driver: Driver, item: Item) -> None:
+    """Let the driver take a request, or what has become of one."""
+    if isinstance(item, Submit):
+        driver.submit(item.request, item.mailbox)
+    elif isinstance(item, Cancel):
+        driver.cancel(item.request_id, item.mailbox)
+    elif isinstance(item, Unpark):
+        driver.unpark(item.request_id, item.mailbox)
+    elif isinstance(item, Reassure):
+        driver.reassure()
+    elif isinstance(item, Done):
+        item.callback()

@@ -102,7 +102,7 @@ class Mailbox:
 
     def post(self, update: CallerUpdate) -> None:
         self._queue.put_nowait(update)
-        if self._queue.qsize() >= FLUSH_AT or not _may_wait(update.news):
+        if self._queue.qsize() >= FLUSH_AT or not may_wait(update.news):
             self._is_due.set()
 
     def take(self) -> CallerUpdate:
@@ -112,7 +112,7 @@ class Mailbox:
     async def next(self) -> list[CallerUpdate]:
         """Return all updates since the last call. Waits as long as the request lives, which the driver limits."""
         updates = [await self._queue.get()]
-        if (early := self._flushed_at + FLUSH_EVERY_S - time.monotonic()) > 0:
+        if (early := self._flushed_at + FLUSH_EVERY_S - time.monotonic()) > FLUSH_EVERY_S / 8:  # or a timer for nothing
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(early):
                     await self._is_due.wait()
@@ -126,6 +126,6 @@ class Mailbox:
         return updates
 
 
-def _may_wait(news: DriverNews) -> bool:
+def may_wait(news: DriverNews) -> bool:
     """Whether the update only adds to an answer that goes on."""
     return isinstance(news, Laps) or (isinstance(news, Drawn) and news.finish is None)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NoReturn
 
-from msgspec.structs import replace
-
 from exo_mesh.domain.frame import Frame, MemoryStatus, ShowImage, StageReport
 from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine, Warmable
 from exo_mesh.engine.registry import provider
+from exo_mesh.engine.warm_up import warm_up
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.rings.runner.disk_parts import disk_index, disk_store, ring_of
 from exo_mesh.rings.runner.disk_store import DiskStore
@@ -25,18 +24,7 @@ from exo_mesh.rings.runner.frame_clock import FrameClock
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.group.ranks import frame_deadline_s
 from exo_mesh.rings.runner.group.rendezvous import group_key, meet
-from exo_mesh.rings.runner.inbox import (
-    Arrived,
-    Cancel,
-    Change,
-    Computed,
-    Done,
-    Failed,
-    Item,
-    Reassure,
-    Submit,
-    Unpark,
-)
+from exo_mesh.rings.runner.inbox import Arrived, Change, Computed, Done, Failed, Item, tell
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.ring_rest import RingRest
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
@@ -56,8 +44,6 @@ window, so no circle of stages can wait for each other."""
 DISK_LOOK_S = 1.0
 """Time between two looks of a driver for something to write to disk."""
 
-_log = logging.getLogger(__name__)
-
 Send = Callable[[Frame], Awaitable[None]]
 
 
@@ -69,7 +55,9 @@ class Worker:
     nothing else, gRPC's own threads go on sending and receiving, and heartbeats come from another thread (NodeLink).
     QUEUED, the next frame is read before one is computed, and computed while that one is sent. APART (`engine_thread`)
     is for a driver whose steps are slow and follow each other, which samples and answers between them, and for frames
-    that take long both to compute and to send.
+    that take long both to compute and to send. At the driver of a ring of one stage the engine's thread then takes the
+    driver's turn too, with the lock `_turn_of_driver`, and wakes the loop only for updates that are due: a step costs
+    no thread switch.
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each. `progress`
     rises with each finished item, and during a load; `clock` times the frame that is being computed. From both the node
@@ -93,6 +81,7 @@ class Worker:
         self._sending: asyncio.Task[None] | None = None
         self._outbox: deque[Frame] = deque()
         self._turn = asyncio.Lock()
+        self._turn_of_driver = threading.Lock()
         self._send: Send | None = None
         self._hand_out: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
@@ -136,20 +125,14 @@ class Worker:
         grammars = Grammars(setup.model_dir, self._wake)
         if setup.is_last and not setup.follows:
             grammars.prepare()
-        request = LoadRequest(
-            stage.shard,
-            setup.model_dir,
-            plan.context_limit,
-            setup.options,
-            plan.activation_dtype,
-            setup.rank,
-            setup.memory,
-        )
+        limit, dtype = plan.context_limit, plan.activation_dtype
+        request = LoadRequest(stage.shard, setup.model_dir, limit, setup.options, dtype, setup.rank, setup.memory)
         engine.load(request, counted)
         if isinstance(engine, GroupMember) and setup.rank is not None:
             self._verify(engine)
         elif setup.warms_up and isinstance(engine, Warmable):
-            self._warm_up(engine)
+            warm_up(engine, plan.context_limit)
+            self.progress += 1
         self._disk = disk_store(setup)
         if setup.is_last and not setup.follows:
             prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
@@ -161,15 +144,6 @@ class Worker:
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
         self.rest.used()  # the ring is new
-
-    def _warm_up(self, engine: Warmable) -> None:
-        begin = time.perf_counter()
-        try:
-            engine.warm_up(self._setup.plan.context_limit)
-        except EngineError as exc:
-            _log.warning("the warm-up failed, and the first request may fail too: %s", exc)
-        self.progress += 1
-        _log.info("warmed up in %.2f s", time.perf_counter() - begin)
 
     def _verify(self, engine: GroupMember) -> None:
         def moved(_done: int, _total: int) -> None:
@@ -244,7 +218,7 @@ class Worker:
         assert self.engine is not None, "load first"
         self._hand_out = hand_out
         self._status_of_others = status_of_others
-        self._send = send if self._setup.num_stages > 1 else self._to_self
+        self._send = send
         try:
             while True:
                 item = await self.inbox.get()
@@ -316,16 +290,8 @@ class Worker:
         elif isinstance(item, Change):
             await self._change(item)
         elif self.driver is not None:
-            if isinstance(item, Submit):
-                self.driver.submit(item.request, item.mailbox)
-            elif isinstance(item, Cancel):
-                self.driver.cancel(item.request_id, item.mailbox)
-            elif isinstance(item, Unpark):
-                self.driver.unpark(item.request_id, item.mailbox)
-            elif isinstance(item, Reassure):
-                self.driver.reassure()
-            elif isinstance(item, Done):
-                item.callback()
+            with self._turn_of_driver:
+                tell(self.driver, item)
         await self._pass_on()
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -335,14 +301,23 @@ class Worker:
     async def _pass_on(self) -> None:
         """Send the frames that the last item has made, and only then deliver events to callers."""
         self.progress += 1
-        if self._modes.mode is StepMode.QUEUED:
+        if self._is_alone:
+            with self._turn_of_driver:
+                self._give_turns()
+            if self._arrived:
+                await asyncio.sleep(0)  # nothing else would let other tasks run
+        elif self._modes.mode is StepMode.QUEUED:
             await self._begin_sending()
         else:
             if self._sending is not None:
                 await self._end_sending()
             await self._send_all()
+        self._deliver()
+
+    def _deliver(self) -> None:
         if self.driver is not None:
-            self.driver.callers.deliver()
+            with self._turn_of_driver:
+                self.driver.callers.deliver()
 
     async def _begin_sending(self) -> None:
         """Let the loop write, and read what has come, but wait for neither."""
@@ -365,14 +340,20 @@ class Worker:
             self._modes.sent_chunk(time.perf_counter() - start)
             self._move_loop()
 
-    async def _to_self(self, frame: Frame) -> None:
-        """The hop of a ring with one stage."""
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this is the driver of a ring of one stage, whose frames go nowhere else."""
+        return self._setup.num_stages == 1 and self.driver is not None
+
+    def _give_turns(self) -> None:
+        """The hop of a ring with one stage. In the loop's or the engine's thread, which has the turn of the driver."""
         now = time.perf_counter()
-        if self._thread.apart and not self._arrived:
-            self._hand_over(frame, now)
-        else:
-            self._queue(frame, now)
-            await asyncio.sleep(0)  # nothing else would let other tasks run
+        while self._outbox:
+            frame = self._outbox.popleft()
+            if self._thread.apart and not self._arrived:
+                self._hand_over(frame, now)
+            else:
+                self._queue(frame, now)
 
     def _queue(self, frame: Frame, since: float) -> None:
         self._arrived += 1
@@ -392,7 +373,7 @@ class Worker:
         if self._modes.mode is StepMode.APART:
             self._thread.part()
         elif self._thread.apart and not self._handed_over and not self._arrived:
-            self._thread.rejoin()
+            self._thread.tell_loop(self._thread.rejoin)
 
     def _hand_over(self, frame: Frame, since: float) -> None:
         """Let the engine's thread compute a frame; the result comes into the inbox."""
@@ -419,9 +400,25 @@ class Worker:
         item: Item
         try:
             item = Computed(self._compute(frame, since))
+            if self._is_alone:
+                self._go_on(item.result)
+                return
         except Exception as exc:  # noqa: BLE001 - `run` must end the process
             item = Failed(exc)
         self._thread.tell_loop(self.inbox.put_nowait, item)
+
+    def _go_on(self, result: StageResult) -> None:
+        """Take the driver's turn after a frame, and begin the next one. In the engine's thread."""
+        assert self.driver is not None, "a ring of one stage has its driver here"
+        with self._turn_of_driver:
+            self._handed_over -= 1
+            self.progress += 1
+            if result.frame.ballot == self._ballot:
+                self._computed(result)
+            self._give_turns()
+            is_due = self.driver.callers.is_due(time.monotonic(), is_idle=not self._handed_over)
+        if is_due:
+            self._thread.tell_loop(self._deliver)
 
     def _compute(self, frame: Frame, since: float) -> StageResult:
         """Run a frame through the stage, and add the stage's report to it. In the engine's thread."""
@@ -456,7 +453,8 @@ class Worker:
 
     def _computed(self, result: StageResult) -> None:
         if self.driver is not None:
-            self.driver.returned(result.frame, result.logits, result.hidden, is_apart=self._thread.apart)
+            is_apart = self._thread.apart and not self._is_alone
+            self.driver.returned(result.frame, result.logits, result.hidden, is_apart=is_apart)
         elif not self._setup.follows:
             self._outbox.append(result.frame)
         frame = result.frame
@@ -465,9 +463,10 @@ class Worker:
             self._move_loop()
 
     async def _change(self, change: Change) -> None:
-        self._outbox.clear()
+        with self._turn_of_driver:
+            self._outbox.clear()
         await self._thread.call(partial(self._begin_anew, change))
-        self._setup = change.setup
+        self._setup = change.setup  # no frame is handed over now, so the turn is free
         resumed = 0
         if self.driver is not None:
             self.driver.prefix.most_sequences = change.setup.plan.pool_sequences
@@ -488,12 +487,12 @@ class Worker:
             self._budget.forget()
 
     def _limits(self) -> SchedulerLimits:
-        limits = SchedulerLimits(
-            num_stages=self._setup.num_stages,
-            prefill_chunk=self._setup.prefill_chunk,
-            max_running=self._setup.max_running,
-            max_waiting=self._setup.max_queued,
-            max_tokens=self._setup.plan.kv_tokens,
+        setup, plan = self._setup, self._setup.plan
+        most = plan.pool_sequences or setup.max_running
+        return SchedulerLimits(
+            num_stages=setup.num_stages,
+            prefill_chunk=setup.prefill_chunk,
+            max_running=min(most, setup.max_running),
+            max_waiting=setup.max_queued,
+            max_tokens=plan.kv_tokens,
         )
-        most = self._setup.plan.pool_sequences
-        return replace(limits, max_running=min(most, limits.max_running)) if most else limits

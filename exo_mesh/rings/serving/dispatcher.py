@@ -19,6 +19,7 @@ from exo_mesh.rings.placing.choosing import Load, OwnJobs
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.placing.members import Members
 from exo_mesh.rings.placing.spec import InstanceSpec
+from exo_mesh.rings.serving.answer_stages import AnswerLeg, AnswerStage, stages_of
 from exo_mesh.rings.serving.instance_timing import LegTimes
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
 from exo_mesh.rings.serving.redial import ReachedDrivers, Redial
@@ -211,8 +212,24 @@ class Dispatcher(msgspec.Struct, frozen=True):
             return choice.num_running(instance, self.journal.outstanding()[instance_id])
 
         entry.prefilled = 0
+        stages = stages_of(instance, self.members.name_of)
+        entry.legs.begin(AnswerLeg(instance_id, instance.plan.ballot, entry.next_index, stages))
         prompt_tokens = _num_prompt(entry.request) + entry.next_index
         return LegTimes(choice.speed(instance), prompt_tokens, int(ahead), num_running, self.clock)
+
+    def took_over(self, entry: JournalEntry, instance: InstanceInfo, ballot: Ballot) -> None:
+        """Note that the ring of an instance goes on with a request under a higher ballot."""
+        entry.legs.begin(AnswerLeg(instance.plan.instance_id, ballot, entry.next_index))
+
+    def complete_legs(self, entry: JournalEntry) -> None:
+        """Look up the stages of the rings of a request that the view did not show at once."""
+        entry.legs.complete(self._stages_of)
+
+    def _stages_of(self, leg: AnswerLeg) -> tuple[AnswerStage, ...]:
+        for one in self.members.records_of(leg.instance_id):
+            if leg.ballot in (one.ballot, one.plan.ballot) and one.endpoints:
+                return stages_of(one, self.members.name_of)
+        return ()
 
     def _address_of(self, instance: InstanceInfo) -> str:
         """The first address to ask for its driver, "host:port"."""

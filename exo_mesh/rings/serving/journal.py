@@ -29,6 +29,7 @@ from exo_mesh.errors import (
     SupersededError,
     TransportError,
 )
+from exo_mesh.rings.serving.answer_stages import AnsweredRequest, AnsweredRequests, AnswerLegs
 from exo_mesh.rings.serving.explanations import Explanations, explain
 from exo_mesh.rings.serving.history import History, RequestOutcome
 from exo_mesh.rings.serving.traces import RequestTrace
@@ -102,6 +103,13 @@ class JournalEntry(msgspec.Struct):
     """Where its prompt parts from what its ring keeps, as the driver has said."""
     prefilled: int = 0
     """Prompt tokens that its present ring has computed, as far as the driver has reported it."""
+    legs: AnswerLegs = msgspec.field(default_factory=AnswerLegs)
+    """The rings that computed it, one after the other."""
+
+    @property
+    def answered(self) -> AnsweredRequest:
+        """What is remembered of the rings that computed it."""
+        return AnsweredRequest(self.request.request_id, self.model, self.request.key_id, self.legs)
 
     def is_called(self, wanted: str) -> bool:
         """Whether `wanted` is an id of this request, or of all its choices, that a client saw."""
@@ -296,6 +304,7 @@ class Journal:
         self._used_bytes = used_bytes
         self.history = History() if history is None else history
         self.explanations = Explanations()
+        self.ended = AnsweredRequests()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -362,10 +371,15 @@ class Journal:
         if entry.prefix is not None:
             told = explain(entry.request, entry.model, entry.prefix, entry.cached_tokens, entry.ttft_s)
             self.explanations.add(told, entry.request.names)
+        self.ended.add(entry.answered, (*entry.request.names, entry.request.share_id, entry.request.trace_id))
 
     def _record(self, ended: RequestOutcome) -> None:
         self.history.add(ended)
         _log.info("%s", ended.line)
+
+    def live(self, request_id: str) -> JournalEntry | None:
+        """The live request with this id."""
+        return next((entry for entry in self._live.values() if entry.is_called(request_id)), None)
 
     def states(self) -> Counter[str]:
         """How many live requests are in which state."""

@@ -384,6 +384,8 @@ class RequestRun:
         """Note that the ring has lost a stage and continues in the same stream. Raises StageLostError after too many
         losses."""
         self._meter.resumed()
+        assert self._instance is not None
+        self._rings.took_over(self._entry, self._instance, ballot)
         _log.warning(
             "request %s continues under ballot %s after %s",
             self._entry.request.request_id,

@@ -9,6 +9,7 @@ from exo_mesh.base.tasks import Watchdog
 from exo_mesh.base.telemetry.request_metrics import RequestMeter, RequestMetrics
 from exo_mesh.domain.request import FinishReason, GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import MeshError, code_of
+from exo_mesh.rings.serving.answer_stages import AnsweredRequest
 from exo_mesh.rings.serving.dispatcher import Dispatcher
 from exo_mesh.rings.serving.history import FINE, message_for_the_log
 from exo_mesh.rings.serving.journal import Journal, JournalEntry
@@ -78,6 +79,14 @@ class Router:
             finally:
                 self._account(entry, meter, outcome)
 
+    def answered(self, request_id: str, key_id: str | None = None) -> AnsweredRequest | None:
+        """The rings that compute or have computed a request, live or among the last ended ones. With a key_id, a
+        request that came with another API key ("": without one) is not found."""
+        if (entry := self._journal.live(request_id)) is not None:
+            self._rings.complete_legs(entry)
+        found = self._journal.ended.find(request_id) if entry is None else entry.answered
+        return found if found is not None and key_id in (None, found.key_id) else None
+
     def _account(self, entry: JournalEntry, meter: RequestMeter, outcome: str) -> None:
         """Record how a request ended."""
         now = self._clock()
@@ -85,6 +94,7 @@ class Router:
         if outcome in set(FinishReason):
             self._rings.answered(entry)
         meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)
+        self._rings.complete_legs(entry)
         self._journal.close(entry, outcome, now)
         if entry.request.keep_alive_s is not None and entry.instance_id:
             self._rings.instances.keep_alive(entry.instance_id, entry.request.keep_alive_s)
@@ -94,6 +104,9 @@ class Router:
     def _count_token(self, entry: JournalEntry, meter: RequestMeter) -> None:
         now = self._clock()
         last, entry.last_token_at = entry.last_token_at, now
+        if entry.legs.awaits_token:
+            entry.legs.came(None if last is None else now - last)
+            self._rings.complete_legs(entry)
         if entry.trace is not None:
             entry.trace.token(now)
         if last is None:

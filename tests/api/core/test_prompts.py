@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.api.context import ApiOptions, RequestDefaults
 from tests.api.conftest import OPEN_ADMIN
 from tests.api.scripted_mesh import ScriptedMesh, served
 from tests.text.chat_templates import ALTERNATING, TEMPLATES, chatml

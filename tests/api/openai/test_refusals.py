@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, decode_generation_body
-from exo_mesh.api.schema import InstanceBody
+from exo_mesh.api.placement_options import InstanceBody
 from exo_mesh.errors import InputError
 from tests.api.scripted_mesh import Served
 

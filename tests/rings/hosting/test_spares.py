@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -44,6 +45,44 @@ async def test_a_spare_that_dies_is_not_taken(tmp_path: Path, monkeypatch: pytes
         os.kill(first, signal.SIGKILL)
         await until(lambda: idle(pool) not in ([], [first]))
         assert first not in runners() and len(await tokens(node, a_request())) == 12
+
+
+async def test_each_engine_of_the_plans_gets_a_spare_and_loses_it_with_its_last_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spares, "LOOK_EVERY_S", 0.01)
+    wanted = ["dummy"]
+    pool = spares.SparePool(1, lambda: wanted)
+    keeping = asyncio.create_task(pool.keep())
+    try:
+        await until(lambda: [engine for engine, _ in pool._idle] == ["dummy"])
+        wanted.append("numpy")
+        await until(lambda: [engine for engine, _ in pool._idle] == ["dummy", "numpy"])
+        wanted.remove("dummy")
+        await until(lambda: [engine for engine, _ in pool._idle] == ["numpy"])
+        await until(lambda: runners() == idle(pool))
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+    assert not runners()
+
+
+async def test_an_engine_that_cannot_be_imported_costs_no_other_one_its_spare() -> None:
+    pool = spares.SparePool(1, lambda: ["nothing-here", "dummy"])
+    keeping = asyncio.create_task(pool.keep())
+    try:
+        await until(lambda: [engine for engine, _ in pool._idle] == ["dummy"])
+    finally:
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+
+async def test_a_node_wants_spares_of_its_engine_and_of_engines_of_plans_that_it_can_run(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        around = node._hosting.host._around
+        assert around.engines() == ("dummy",)
+        await node.instances.create(InstanceSpec(MODEL))
+        assert around.engines() == ("dummy",), "its plan names the same engine"
 
 
 async def test_there_is_none_unless_it_was_asked_for(tmp_path: Path) -> None:

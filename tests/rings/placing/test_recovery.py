@@ -59,6 +59,15 @@ def counted(node: Node, name: str, **labels: str) -> float:
     return sum(one.value for one in samples if one.name == f"exo_mesh_{name}" and wanted <= one.labels.items())
 
 
+def computed_by(node: Node, request_id: str) -> list[list[tuple[str, bool]]]:
+    """The name of each stage of each ring that computed a request, and whether it took its layers over then."""
+    found = node.observation.answered(request_id)
+    assert found is not None
+    legs = found.legs.describe()
+    assert all(leg["pause_s"] > 0 and leg["from_token"] > 5 for leg in legs[1:])
+    return [[(stage["names"][0], stage["is_new"]) for stage in leg["stages"]] for leg in legs]
+
+
 async def crash(node: Node, instance: InstanceReport) -> None:
     """What SIGKILL does to a node: its control plane is gone at once, and its runner with it."""
     os.kill(pids(instance)[node.node_id], signal.SIGKILL)
@@ -98,6 +107,9 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
         restarted = next(node for node in nodes if node.node_id == placed.stages[lost].peer)
         assert counted(restarted, "runner_restarts_total", model=MODEL) == 1
         assert counted(restarted, "runner_ends_total", end="crashed") == 1
+        assert computed_by(nodes[1], "undisturbed") == [[(f"n{n}", False) for n in range(3)]]
+        legs = [[(f"n{n}", False) for n in range(3)], [(f"n{n}", n == lost) for n in range(3)]]
+        assert computed_by(nodes[1], "disturbed") == legs, "the entry peer tells which stage was started again"
         assert len(await tokens(nodes[2], a_request("next"))) == 12
     (line,) = [line for line in caplog.messages if "recovered by ballot" in line]
     assert "loaded " in line and " 0 request" not in line, "a request that is sent again is not kept in the ring"
@@ -128,6 +140,10 @@ async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp
         assert await asyncio.wait_for(reading.task, 20) == expected
         (after,) = ready(nodes[0])
         assert [stage.peer for stage in after.stages] == [nodes[n].node_id for n in (0, 3, 2)]
+        assert computed_by(nodes[0], "disturbed") == [
+            [("n0", False), ("n1", False), ("n2", False)],
+            [("n0", False), ("n3", True), ("n2", False)],
+        ]
         assert pids(after)[nodes[0].node_id] == pids(placed)[nodes[0].node_id]
         assert pids(after)[nodes[2].node_id] == pids(placed)[nodes[2].node_id]
         lost = nodes[0]._models.catalogue.known_card(MODEL).shard_bytes(*placed.stages[1].layers)

@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from exo_mesh.api.decoding import decode_body
-from exo_mesh.api.placement_options import instance_spec
-from exo_mesh.api.schema import InstanceBody
+from exo_mesh.api.placement_options import InstanceBody, instance_spec
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin

@@ -17,6 +17,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.errors import EngineError
+from exo_mesh.rings.runner import callers as callers_module
 from exo_mesh.rings.runner import step_mode
 from exo_mesh.rings.runner import worker as worker_module
 from exo_mesh.rings.runner.driver import Driver
@@ -138,8 +139,10 @@ def workers(engines: list[SlowEngine], thread: EngineThread) -> list[Worker]:
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
-def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int) -> None:
-    """Steps are slow, so stages read ahead and the driver's loop moves while requests come, run and end."""
+def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are slow, so stages read ahead and the driver's loop moves while requests come, run and end. On a busy
+    machine there are pauses between them, which count for nothing here."""
+    monkeypatch.setattr(step_mode, "PAUSE", math.inf)
     thread = EngineThread()
     engines = [SlowEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
     loops: list[int] = []
@@ -198,6 +201,29 @@ def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, mon
     main_thread = threading.get_ident()
     assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.FREE_STEPS, num_stages)
     assert not thread.apart
+
+
+def test_the_steps_of_a_ring_of_one_stage_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what callers must hear at once does: the first token and the end. The engine's thread draws the others."""
+    monkeypatch.setattr(step_mode, "PAUSE", math.inf)
+    monkeypatch.setattr(callers_module, "FLUSH_EVERY_S", 3600.0)
+    thread = EngineThread()
+    told: list[Callable[..., object]] = []
+    tell_loop = thread.tell_loop
+    monkeypatch.setattr(thread, "tell_loop", lambda what, *rest: (told.append(what), tell_loop(what, *rest)))
+
+    async def main() -> list[int]:
+        worker = workers([SlowEngine(True, True)], thread)[0]
+        running = [asyncio.create_task(worker.run(worker.accept))]
+        caller = Caller()
+        worker.inbox.put_nowait(Submit(request("r", [3, 1, 4], tokens=64), caller.mailbox))
+        events = await caller.collect()
+        await _removed([worker])
+        await _end(running)
+        return ids(events)
+
+    assert thread.run(main()) == expected([3, 1, 4], 64, 1)
+    assert 1 <= len(told) < 8
 
 
 async def _end(running: Sequence[asyncio.Task[None]]) -> None:

@@ -30,6 +30,7 @@ export async function follow(body, key, requestId, clock, onChange, signal) {
     // The same node sends only the rest of the answer. Another node sends the whole answer, which replaces the text.
     const resumes = base === last.base && last.id !== null;
     const made = resumes ? answer : blankAnswer();
+    made.base = base; // the node that sends it
     const progress = (id) => {
       progressAt = performance.now();
       if (id !== null) last = { base, id };

@@ -3,6 +3,7 @@ import { Composer } from "./composer.js";
 import { ConversationList } from "./conversation_list.js";
 import { listConversations, newConversation, readConversation, saveConversation } from "./conversations.js";
 import { MenuButton, closeDrawer } from "./drawer.js";
+import { FirstLook } from "./first_look.js";
 import { IconButton } from "./icons.js";
 import { mesh } from "./mesh.js";
 import { useModels } from "./models.js";
@@ -101,17 +102,13 @@ export function ChatView() {
         <${IconButton} icon="options" class="toggle" label=${t("chat.options")} aria-expanded=${optionsShown} onClick=${() => showOptions(!optionsShown)} />
       </div>
       ${optionsShown && html`<${OptionsPanel} key=${conversation.id} conversation=${conversation} models=${list} change=${keep} />`}
-      <${Transcript} conversation=${conversation} isRunning=${isRunning} acts=${acts} empty=${html`<${Empty} />`} />
+      <${Transcript} conversation=${conversation} isRunning=${isRunning} acts=${acts} empty=${html`<${FirstLook} model=${model} canSend=${Boolean(model) && readiness.state !== "waiting"} ask=${(text) => send(text, [], [])} />`} />
       <p class="note ${note?.isGood ? "good" : ""}" role="alert">${note?.text}</p>
       ${mesh.document && !isRunning && html`<${ReadinessBar} model=${conversation.model} readiness=${readiness} />`}
       <${Composer} key=${conversation.id} conversation=${conversation} model=${model} models=${list} loaded=${loaded} isRunning=${isRunning}
         canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} change=${keep} editLast=${editLast} say=${say} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
-}
-
-function Empty() {
-  return html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`;
 }
 
 /** Handles keys in the whole view: Escape stops the answer, and "/" moves the focus to the message field. */

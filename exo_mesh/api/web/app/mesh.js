@@ -221,7 +221,8 @@ function patched(target, patch) {
 function take(document) {
   const before = mesh.document;
   mesh.document = document;
-  mesh.events = withChanges(mesh.events, before, document);
+  for (const peer of Object.values(document.peers ?? {})) seen[peer.id] = peer.name;
+  mesh.events = withChanges(mesh.events, before, document, seen);
   if (!counted || document.time - counted.time > 30) counted = document;
   const seconds = document.time - counted.time;
   if (seconds < 1.5) return addMemory(document); // counters of other peers are updated once a second
@@ -230,6 +231,7 @@ function take(document) {
   addMemory(document);
 }
 
+const seen = {}; // the names of all peers since the page was opened, by id
 let counted = null; // the earlier document for computing the rates
 
 function addMemory(document) {

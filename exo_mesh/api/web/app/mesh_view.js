@@ -7,6 +7,7 @@ import { Ring, levelOf, stateOf } from "./ring.js";
 import { RingTip } from "./ring_tip.js";
 import { html, useEffect, useReducer, useState } from "./ui.js";
 import { t } from "./strings.js";
+import { COLOURS, rangeText, sentence, stageClass } from "./who_computed.js";
 
 const TICK_MS = 250;
 const narrow = matchMedia("(max-width: 720px)");
@@ -22,6 +23,7 @@ export function MeshView() {
   const instance = live.instances[chosenInstance] ?? instances[0];
   const rate = rateOf(instance);
   const recovers = Boolean(instance) && instance.state === "loading" && isRecovering(mesh.events, instance.id);
+  const story = mesh.events.findLast((one) => one.kind === "recovered" && one.changes?.length && one.id === instance?.id);
   const peers = Object.values(live.peers).sort((one, other) => one.name.localeCompare(other.name));
   const choose = (id) => { point({ id: "", place: null }); choosePeer(id === chosenPeer ? "" : id); };
   return html`<div class="page">
@@ -38,7 +40,10 @@ export function MeshView() {
           <${Ring} document=${live} instance=${instance} rate=${rate} isNarrow=${isNarrow} isRecovering=${recovers} chosen=${chosenPeer} choose=${choose}
             point=${(id, place) => point({ id, place })} />
           <${RingTip} live=${live} id=${pointed.id} place=${pointed.place} />
-          <p class="quiet legend"><span class="key models"></span>${t("ring.keyModels")} <span class="key used"></span>${t("ring.keyUsed")}
+          ${story && html`<p class="story" role="status">${storyOf(story)}</p>`}
+          <p class="quiet legend">
+            ${instance && html`<span><span class="swatches" aria-hidden="true">${instance.stages.slice(0, COLOURS).map((_, turn) => html`<i key=${turn} class="swatch ${stageClass(turn)}"></i>`)}</span>${t("ring.keyLayers")}</span>`}
+            <span><i class="key models" aria-hidden="true"></i>${t("ring.keyModels")}</span><span><i class="key used" aria-hidden="true"></i>${t("ring.keyUsed")}</span>
             ${rate.frames > 0 && html`<span class="figures">${t("ring.frames", { n: number(rate.frames, 1) })}</span>`}</p>
         </section>
         <${Events} events=${mesh.events} />
@@ -71,7 +76,7 @@ function Recovery({ instance, live }) {
   }, []);
   const name = (stage) => live.peers[stage.peer]?.name ?? t("ring.lost");
   return html`<section class="reason level-degraded recovery" role="status"><strong><span class="spinner" aria-hidden="true"></span> ${t("mesh.recovering", { model: instance.model, time: seconds((performance.now() - began) / 1000) })}</strong>
-    <span>${instance.stages.map((stage) => `${name(stage)} ${stage.layers[0]}–${stage.layers[1] - 1}`).join(" → ")}</span></section>`;
+    <span>${instance.stages.map((stage) => `${name(stage)} ${rangeText(stage.layers)}`).join(" → ")}</span></section>`;
 }
 
 function Health({ health, peers }) {
@@ -87,9 +92,14 @@ function Health({ health, peers }) {
       ${reason.remedy && html`<span>${reason.remedy}</span>`}</div>`)}</section>`;
 }
 
+/** What happened in a recovery: "bob stopped; carol took over layers 3–5 after 3.8 s". */
+function storyOf({ changes }) {
+  return changes.map((one) => sentence(one)).join("; ");
+}
+
 function Events({ events }) {
   if (!events.length) return null;
-  const text = ({ kind, name, took }) => `${t(`event.${kind}`, { name })}${took ? ` (${seconds(took)})` : ""}`;
+  const text = (one) => `${t(`event.${one.kind}`, { name: one.name })}${one.changes?.length ? `: ${storyOf(one)}` : one.took ? ` (${seconds(one.took)})` : ""}`;
   return html`<section class="card"><h2>${t("mesh.events")}</h2><ul class="events">${[...events].reverse().map((one) => html`
     <li key=${`${one.time} ${one.kind} ${one.name}`} class="event-${one.kind}"><time>${clock(one.time)}</time> ${text(one)}</li>`)}</ul></section>`;
 }

@@ -1,4 +1,5 @@
 // One message of a conversation: Markdown, folded reasoning, tool calls, its versions, its speed, and what can be done.
+import { WhoComputed } from "./attribution.js";
 import { Markdown } from "./markdown.js";
 import { copyText } from "./code_blocks.js";
 import { number, seconds } from "./format.js";
@@ -56,6 +57,7 @@ export function Answer({ message, acts = {}, results = [], isRunning = false }) 
     ${message.calls?.map((call) => html`<${ToolCall} call=${call} key=${call.id} result=${results.find((one) => one.call === call.id)} />`)}
     ${isRunning && (message.waiting || !text) && html`<p class="waiting"><span class="spinner" aria-hidden="true"></span>${waitingText(message.waiting)}</p>`}
     ${message.error && html`<p class="error" role="alert">${message.error.message}</p>`}
+    <${WhoComputed} work=${message.work} />
     <${Foot} message=${message} acts=${acts} text=${text} isRunning=${isRunning} />
   </article>`;
 }

@@ -4,14 +4,15 @@ import { call, mayAdmin } from "./mesh.js";
 import { MemoryBar, Sure } from "./parts.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
+import { rangeText, stageClass } from "./who_computed.js";
 
 const LOG_EVERY_MS = 5000;
 const LOG_LINES = 60;
 
 export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
   const stages = Object.values(live.instances).flatMap((one) => one.stages
-    .filter((stage) => (stage.group?.peers ?? [stage.peer]).includes(peer.id))
-    .map((stage) => `${one.model}: ${t("ring.layers", { layers: `${stage.layers[0]}–${stage.layers[1] - 1}` })} (${stage.engine})`));
+    .map((stage, turn) => [turn, stage]).filter(([, stage]) => (stage.group?.peers ?? [stage.peer]).includes(peer.id))
+    .map(([turn, stage]) => html`<div key=${`${one.id} ${turn}`}><i class="swatch ${stageClass(turn)}" aria-hidden="true"></i> ${one.model}: ${t("ring.layers", { layers: rangeText(stage.layers) })} (${stage.engine})</div>`));
   const known = [[t("mesh.temperature"), peer.temperature_c && `${number(peer.temperature_c)} °C`], [t("mesh.power"), peer.power_w && `${number(peer.power_w)} W`]];
   const accelerators = peer.hardware?.accelerators ?? [];
   const place = useRef(null);
@@ -25,11 +26,11 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
     <${MemoryBar} peer=${peer} />
     <p class="quiet">${!peer.total_bytes ? t("mesh.memoryUnknown") : t("mesh.memory", { free: bytes(peer.usable_bytes), total: bytes(peer.total_bytes), held: bytes(peer.reserved_bytes) })}</p>
     <dl>
-      ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).join(", ")}</dd>`)}
+      ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).filter((one) => one !== "dummy" || device.engine === one).join(", ")}</dd>`)}
       <dt>${t("mesh.load")}</dt><dd>${number(peer.load, 2)}${peer.devices?.[0]?.cores ? ` / ${t("mesh.cores", { n: peer.devices[0].cores })}` : ""}</dd>
       ${known.map(([name, value]) => value && html`<dt>${name}</dt><dd>${value}</dd>`)}
       ${accelerators.map((one) => html`<dt>${one.id}</dt><dd title=${t("mesh.sources", { names: sourcesOf(one) })}>${[one.name, ...figuresOf(one)].join(" · ")}</dd>`)}
-      ${stages.length > 0 && html`<dt>${t("mesh.holds")}</dt><dd>${stages.map((stage) => html`<div>${stage}</div>`)}</dd>`}
+      ${stages.length > 0 && html`<dt>${t("mesh.holds")}</dt><dd>${stages}</dd>`}
       ${isOpen && html`<dt>${t("mesh.address")}</dt><dd>${peer.api_url || peer.addresses?.[0] || "–"}</dd><dt>${t("mesh.version")}</dt><dd>${peer.version}</dd>
         <dt>id</dt><dd class="id">${peer.id}</dd><dt>${t("nav.models")}</dt><dd>${(peer.models ?? []).join(", ") || "–"}</dd>`}
     </dl>

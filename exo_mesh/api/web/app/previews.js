@@ -3,6 +3,7 @@ import { bytes, number } from "./format.js";
 import { call, mesh } from "./mesh.js";
 import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
+import { rangeText, stageClass } from "./who_computed.js";
 
 const POLICIES = ["", "memory", "latency", "throughput"];
 const NO_WISH = { policy: "", minPeers: "", context: "", excluded: [], pins: {} };
@@ -53,12 +54,12 @@ export function Place({ model, layers, act, close }) {
 function Way({ way, act }) {
   if (way.refused) return html`<section class="way refused"><strong>${t("place.width", { n: way.width })}</strong><p>${way.refused.message}</p></section>`;
   return html`<section class="way"><header><strong>${t("place.width", { n: way.width })}</strong>
-      <span class="quiet">${way.policies.join(", ")} · ${t("models.context", { n: number(way.context_limit) })}</span>
+      <span class="quiet">${way.policies.map((one) => t(`policy.${one}`)).join(", ")} · ${t("models.context", { n: number(way.context_limit) })}</span>
       <button type="button" onClick=${() => act(way.request)}>${t("place.this")}</button></header>
     ${way.note && html`<p class="quiet">${way.note}</p>`}
     <div class="scroll" tabindex="0" role="region" aria-label=${t("place.width", { n: way.width })}><table><thead><tr><th>${t("place.peer")}</th><th>${t("place.layers")}</th><th class="n">${t("place.weights")}</th><th class="n">${t("place.kv")}</th>
       <th class="n">${t("place.overhead")}</th><th class="n">${t("place.left")}</th></tr></thead>
-      <tbody>${way.stages.map((stage) => html`<tr key=${stage.peer}><td>${nameOf(stage)} <span class="quiet">${stage.engine}</span></td><td>${stage.layers[0]}–${stage.layers[1] - 1}</td>
+      <tbody>${way.stages.map((stage, turn) => html`<tr key=${stage.peer}><td><i class="swatch ${stageClass(turn)}" aria-hidden="true"></i> ${nameOf(stage)} <span class="quiet">${stage.engine}</span></td><td>${rangeText(stage.layers)}</td>
         <td class="n">${bytes(stage.weights_bytes)}</td><td class="n">${bytes(stage.kv_bytes)}</td><td class="n">${bytes(stage.overhead_bytes)}</td>
         <td class="n">${t("place.leftOf", { left: bytes(stage.headroom_bytes), total: bytes(stage.usable_bytes) })}</td></tr>`)}</tbody></table></div></section>`;
 }

@@ -2,47 +2,58 @@
 
 const STEPS = 720; // steps of the sum that measures an ellipse
 const GAP = 14; // between the peers of a tensor group, and around them
-const WORDS = 44; // height of a peer's text
-const LINE = 118; // height of a row: a peer, and the text of the hop to the next peer
+const WORDS = 50; // height of a peer's text
+const LINE = 130; // height of a row: a peer, and the text of the hop to the next peer
+
+const LEAST = 0.72; // radius of a peer with hardly any memory, as a share of that of the largest peer
 
 /** A phone gets a narrow picture, so that its text stays readable. words: room for the text beside a peer. */
 const SHAPES = {
-  wide: { width: 760, words: 158, perRow: 4 },
-  narrow: { width: 440, words: 111, perRow: 3 },
+  wide: { width: 640, words: 158, perRow: 4 },
+  narrow: { width: 440, words: 116, perRow: 3 },
 };
 
 /**
  * The members: first the stages in the order of the ring, each a peer or a tensor group; then peers without layers, and
- * lost peers. {key, ids, stage, isGroup, isLost}
+ * lost peers. {key, ids, stage, turn, isGroup, isLost, sizes}. turn: the place of the stage in the ring, which gives its
+ * colour. sizes: the memory of each peer, as a share of the largest.
  */
 export function membersOf(live, instance) {
   const peers = live.peers ?? {};
   const lost = (live.health?.peer_health ?? []).filter((one) => !(one.id in peers));
   const known = (id) => id in peers || lost.some((one) => one.id === id);
   const seen = new Set(), members = [];
-  for (const stage of instance?.stages ?? []) {
+  const most = Math.max(1, ...Object.values(peers).map((one) => one.total_bytes ?? 0));
+  const sizesOf = (ids) => ids.map((id) => (peers[id]?.total_bytes ?? 0) / most);
+  for (const [turn, stage] of (instance?.stages ?? []).entries()) {
     const ids = (stage.group?.peers ?? [stage.peer]).filter((id) => known(id) && !seen.has(id));
     if (!ids.length) continue;
     ids.forEach((id) => seen.add(id));
-    members.push({ key: ids.join(" "), ids, stage, isGroup: (stage.group?.peers.length ?? 1) > 1, isLost: !(ids[0] in peers) });
+    members.push({ key: ids.join(" "), ids, stage, turn, sizes: sizesOf(ids), isGroup: (stage.group?.peers.length ?? 1) > 1, isLost: !(ids[0] in peers) });
   }
   const rest = Object.keys(peers).filter((id) => !seen.has(id)).sort((one, other) => peers[one].name.localeCompare(peers[other].name));
-  for (const id of rest) members.push({ key: id, ids: [id], stage: null, isGroup: false, isLost: false });
-  for (const { id } of lost) if (!seen.has(id)) members.push({ key: id, ids: [id], stage: null, isGroup: false, isLost: true });
+  for (const id of rest) members.push({ key: id, ids: [id], stage: null, turn: -1, sizes: sizesOf([id]), isGroup: false, isLost: false });
+  for (const { id } of lost) if (!seen.has(id)) members.push({ key: id, ids: [id], stage: null, turn: -1, sizes: sizesOf([id]), isGroup: false, isLost: true });
   return members;
 }
 
+/** The radius of a peer: its area grows with its memory. size: its share of the largest memory. */
+export function radiusOf(size, radius) {
+  return Math.round(10 * radius * (LEAST + (1 - LEAST) * Math.sqrt(Math.max(0, Math.min(1, size))))) / 10;
+}
+
 /**
- * {width, height, radius, centre, places}. centre: the centre of the ring; null if it has no room for text. A place is
- * {x, y, halfWidth, halfHeight, words, title, seats: [{x, y}]}. words: whether the text is "above", "below", "left" or
- * "right" of each seat. title: the y of a tensor group's title.
+ * {width, height, radius, centre, places}. radius: of the peer with the most memory. centre: the centre of the ring; null
+ * if it has no room for text. A place is {x, y, halfWidth, halfHeight, words, title, seats: [{x, y}], radii}. words:
+ * whether the text is "above", "below", "left" or "right" of each seat. title: the y of a tensor group's title. radii: of
+ * each seat.
  */
 export function layoutOf(members, isNarrow) {
   const shape = SHAPES[isNarrow ? "narrow" : "wide"];
   const staged = members.filter(({ stage }) => stage);
   const ring = staged.length ? staged : members, bench = staged.length ? members.filter(({ stage }) => !stage) : [];
   const seats = ring.reduce((sum, { ids }) => sum + ids.length, 0);
-  const radius = (seats > 5 ? 32 : 37) - (isNarrow ? 3 : 0);
+  const radius = (seats > 5 ? 37 : 43) - (isNarrow ? 3 : 0);
   const made = seats <= 2 ? sideBySide(ring, shape, radius) : isNarrow ? columns(ring, shape, radius) : ellipse(ring, shape, radius);
   const rows = Math.ceil(bench.length / shape.perRow), row = 2 * radius + WORDS + 34;
   const benched = bench.map(({ ids }, index) => {
@@ -50,7 +61,13 @@ export function layoutOf(members, isNarrow) {
     const x = (shape.width * ((index % shape.perRow) + 0.5)) / inRow;
     return placeOf({ x, y: made.height + radius + 16 + row * Math.floor(index / shape.perRow) }, ids.length, radius, "below", false);
   });
-  return { width: shape.width, height: made.height + rows * row, radius, centre: made.centre, places: [...made.places, ...benched] };
+  const places = [...made.places, ...benched];
+  [...ring, ...bench].forEach(({ sizes, isGroup }, index) => {
+    const place = places[index];
+    place.radii = sizes.map(() => radiusOf(Math.max(...sizes), radius)); // the text of a group's ranks stays in a row
+    if (!isGroup) place.halfWidth = place.halfHeight = place.radii[0];
+  });
+  return { width: shape.width, height: made.height + rows * row, radius, centre: made.centre, places };
 }
 
 /** The layout of one or two peers, or a tensor group of two. */

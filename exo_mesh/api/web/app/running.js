@@ -1,6 +1,7 @@
 // Running answers. They continue while another view is shown and after a reload; only one of several tabs reads each.
 import { call } from "./mesh.js";
 import { blankAnswer, follow } from "./answer.js";
+import { finalWork, workOf } from "./attribution.js";
 import { listConversations, onWritten, randomId, readConversation, saveConversation } from "./conversations.js";
 import { models } from "./models.js";
 import { requestOf } from "./requesting.js";
@@ -89,6 +90,7 @@ async function read(conversation) {
   hold(id, () => entry.answer, () => stopHere(entry));
   let frame = 0;
   const show = (answer) => {
+    answer.work = workOf(requestId, answer, () => running.get(id) === entry && show(answer));
     entry.answer = begun ? joined(begun, answer) : answer;
     if (!timed && clock.first !== null) {
       timed = true;
@@ -102,6 +104,7 @@ async function read(conversation) {
   };
   changed(id);
   const answer = await follow(body, key, requestId, clock, show, stop.signal);
+  answer.work = await finalWork(requestId, stop.signal.aborted);
   cancelAnimationFrame(frame);
   if (answer.error?.code === "superseded") {
     forget(id);
@@ -125,9 +128,9 @@ function joined(begun, answer) {
 
 async function finish(conversation, answer, entry) {
   const { id } = conversation;
-  const { text, reasoning, calls, finish: reason, error, tokens, ttft, speed, usage, id: answerId } = answer;
+  const { text, reasoning, calls, finish: reason, error, tokens, ttft, speed, usage, work, id: answerId } = answer;
   const { versions, round = 0, requestId } = conversation.running;
-  const made = { role: "assistant", content: text, reasoning, calls, finish: reason, error, tokens, ttft, speed, usage,
+  const made = { role: "assistant", content: text, reasoning, calls, finish: reason, error, tokens, ttft, speed, usage, work,
     id: answerId, requestId, model: conversation.model, ...(versions ? { versions } : {}) };
   const goesOn = !error && reason === "tool_calls" && areOurs(calls) && round < MOST_ROUNDS;
   let results = [];

@@ -5,6 +5,7 @@ import { Raw } from "./raw.js";
 import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
 import { Waterfall } from "./waterfall.js";
+import { stageClass } from "./who_computed.js";
 
 const SHOWN = 20;
 
@@ -69,7 +70,7 @@ function Stages({ stats, named }) {
   return html`<div class="scroll" tabindex="0"><table>
     <thead><tr><th>${t("traces.stage")}</th><th class="n">${t("traces.hop")}</th><th class="n">${t("traces.wait")}</th>
       <th class="n">${t("traces.prefill")}</th><th class="n">${t("traces.decode")}</th></tr></thead>
-    <tbody>${stats.stages.map((one) => html`<tr key=${one.stage}><td>${one.stage} ${named(one.peer)}</td><td class="n">${seconds(one.hop_s.mean)}</td>
+    <tbody>${stats.stages.map((one) => html`<tr key=${one.stage}><td><i class="swatch ${stageClass(one.stage)}" aria-hidden="true"></i> ${one.stage} ${named(one.peer)}</td><td class="n">${seconds(one.hop_s.mean)}</td>
       <td class="n">${seconds(one.wait_s.mean)}</td><td class="n">${one.prefill_s.count ? seconds(one.prefill_s.mean) : "–"}</td>
       <td class="n">${one.decode_s.count ? seconds(one.decode_s.mean) : "–"}</td></tr>`)}</tbody>
   </table></div>`;

@@ -17,7 +17,7 @@ export function Transcript({ conversation, isRunning, acts, empty }) {
   const from = useMemo(() => firstShown(messages, MOST_CHARACTERS * (parts.id === id ? parts.count : 1)), [messages, parts, id]);
   const latest = useRef(acts);
   latest.current = acts;
-  const follow = () => { if (follows.current && place.current) place.current.scrollTop = place.current.scrollHeight; };
+  const follow = () => { if (follows.current && messages.length && place.current) place.current.scrollTop = place.current.scrollHeight; };
   useLayoutEffect(() => { follows.current = true; }, [id, messages.length]);
   useLayoutEffect(follow);
   const scrolled = () => {

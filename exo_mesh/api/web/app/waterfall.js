@@ -2,6 +2,7 @@
 import { seconds } from "./format.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
+import { stageClass } from "./who_computed.js";
 
 const WIDTH = 1000, LEFT = 170, ROW = 30, TOP = 24;
 const MOST_BARS = 3000; // a long trace shows only bars that are wide enough to see
@@ -35,7 +36,8 @@ export function Waterfall({ trace, named }) {
       ${[0, 0.25, 0.5, 0.75, 1].map((share) => html`<g key=${share} class="tick">
         <path d="M${x(from + share * width)} ${TOP - 4}V${TOP + ROW * rows.length}" />
         <text x=${x(from + share * width)} y="14" text-anchor=${share === 1 ? "end" : share ? "middle" : "start"}>${seconds((from + share * width) / 1e6)}</text></g>`)}
-      ${rows.map(([tid, name], i) => html`<text key=${tid} class="row-name" x="0" y=${TOP + ROW * i + 18}>${name.slice(0, 20)}</text>`)}
+      ${rows.map(([tid, name, turn], i) => html`<g key=${tid}>${turn !== null && html`<rect class="stage-mark ${stageClass(turn)}" x="0" y=${TOP + ROW * i + 7} width="11" height="11" rx="3" />`}
+        <text class="row-name" x=${turn === null ? 0 : 17} y=${TOP + ROW * i + 18}>${name.slice(0, 18)}</text></g>`)}
       ${bars.map((span, i) => {
         const row = rows.findIndex(([tid]) => tid === span.tid);
         const start = Math.max(LEFT, x(span.ts)), stop = Math.min(WIDTH, x(span.ts + span.dur));
@@ -57,7 +59,7 @@ function firstLaps(spans, end) {
 function rowsOf(trace, named) {
   return trace.traceEvents.filter((event) => event.ph === "M").map((event) => {
     const stage = /stage (\d+) (.*)$/.exec(event.args.name);
-    return [event.tid, stage ? `${stage[1]} ${named(stage[2])}` : t("waterfall.request")];
+    return [event.tid, stage ? `${stage[1]} ${named(stage[2])}` : t("waterfall.request"), stage ? Number(stage[1]) : null];
   }).filter(([tid], i, all) => all.findIndex(([other]) => other === tid) === i);
 }
 

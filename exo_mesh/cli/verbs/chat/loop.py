@@ -8,6 +8,7 @@ from typing import TextIO
 
 from exo_mesh.cli.client.mesh_nodes import MeshNodes
 from exo_mesh.cli.tables import complain
+from exo_mesh.cli.terminal import DIM, shows_styles, styled
 from exo_mesh.cli.verbs.chat.answer import ChatAnswer
 from exo_mesh.cli.verbs.chat.commands import ChatState, Commands, LeaveChat
 from exo_mesh.cli.verbs.chat.following import follow
@@ -89,5 +90,5 @@ def report(answer: ChatAnswer, *, verbose: bool) -> None:
     if answer.finish_reason == "length":
         print("exo-mesh: the answer was cut at the token limit (max_tokens)", file=sys.stderr)
     if verbose:
-        has_styles = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        print(f"\x1b[2m{answer.timing()}\x1b[0m" if has_styles else answer.timing(), file=sys.stderr)
+        timing = answer.timing()
+        print(styled(timing, DIM) if shows_styles(sys.stderr) else timing, file=sys.stderr)

@@ -26,6 +26,11 @@ def size_text(num_bytes: int, estimated_bytes: int = 0) -> str:
     return f"~{human_bytes(estimated_bytes)}" if estimated_bytes else "?"
 
 
+def is_served(model: Mapping[str, Any]) -> bool:
+    """Whether only a model server has the model: nothing of it is in the mesh."""
+    return bool(model.get("served_by")) and not model["num_bytes"]
+
+
 def memory_bytes(num_bytes: int, model: Mapping[str, Any]) -> int:
     """The part of a size that must be in memory: tables of which a token reads a few rows stay on disk."""
     return max(0, num_bytes - int(model.get("disk_bytes", 0)))

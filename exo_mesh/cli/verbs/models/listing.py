@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
             facts.memory_bytes(model.get("estimated_bytes", 0), model),
         )
         about = loads[0], state, loads[1], model["id"]
-        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(*about)
+        fits = "served" if facts.is_served(model) else facts.fit_text(*about)
+        model["fits"] = "loaded" if model["id"] in loaded else fits
     if args.json:
         print_json([*models, *unusable])
         return exit_codes.OK
@@ -53,14 +54,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str, Any]]) -> list[object]:
-    names = peer_names(state)
+    names, is_served = peer_names(state), facts.is_served(model)
     return [
         model["id"],
-        facts.size_text(model["num_bytes"], model.get("estimated_bytes", 0)),
+        "-" if is_served else facts.size_text(model["num_bytes"], model.get("estimated_bytes", 0)),
         facts.quantisation(model),
         facts.context_text(model),
         facts.holders(model, names),
-        facts.held_layers(model, state, downloads),
+        "-" if is_served else facts.held_layers(model, state, downloads),
         facts.ago(model["used_at"], time.time()),
         state_text(model["fits"]),
     ]

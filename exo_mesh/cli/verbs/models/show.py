@@ -59,6 +59,8 @@ def _shown(client: ApiClient, name: str) -> dict[str, Any]:
 
 
 def _size(model: dict[str, Any]) -> str:
+    if facts.is_served(model):
+        return "nothing of it is in the mesh: a model server has it"
     text = f"{facts.size_text(model['num_bytes'])} in {counted(model['num_layers'] or '?', 'layer')}"
     on_disk = model.get("disk_bytes", 0)
     return f"{text}, of which {facts.size_text(on_disk)} stay on disk" if on_disk else text

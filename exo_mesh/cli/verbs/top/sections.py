@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from exo_mesh.base.telemetry.tables import human_bytes
+from exo_mesh.cli.stage_colours import stage_colour
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.cli.topology_picture import goodput_text, memory_bar
 from exo_mesh.cli.verbs.models.bars import percent
@@ -156,20 +157,21 @@ def _models(document: Mapping[str, Any], names: Mapping[str, str], rates: Mappin
     for _, one in sorted(document["instances"].items()):
         rate = rates.get(one["id"], 0.0)
         state = Text(one["state"], STATES.get(one["state"], ""))
-        ring = f"{_ring(one['stages'], names)}{': ' + one['reason'] if one.get('reason') else ''}"
+        ring = _ring(one["stages"], names).append(f": {one['reason']}" if one.get("reason") else "")
         count = running.get(one["id"])
         cells = (one["model"], state, f"{rate:.1f}" if rate else "-", "-" if count is None else str(count), ring)
-        rows.append(TableRow(cells, (one["model"], one["state"], rate, count or 0, ring)))
+        rows.append(TableRow(cells, (one["model"], one["state"], rate, count or 0, ring.plain)))
     return Section("MODELS", columns, rows, "no model is loaded; exo-mesh run MODEL loads one")
 
 
-def _ring(stages: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    """The ring in words: `alpha 0-5 → beta + gamma 6-11`."""
-    parts = []
-    for stage in stages:
+def _ring(stages: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Text:
+    """The ring in words: `alpha 0-5 → beta + gamma 6-11`, each stage in its colour."""
+    ring = Text()
+    for index, stage in enumerate(stages):
         members = stage["group"]["peers"] if stage.get("group") else [stage["peer"]]
-        parts.append(f"{' + '.join(names.get(one, one[:8]) for one in members)} {layers_text(stage['layers'])}")
-    return " → ".join(parts)
+        text = f"{' + '.join(names.get(one, one[:8]) for one in members)} {layers_text(stage['layers'])}"
+        ring.append(" → " if index else "").append(text, style=stage_colour(index))
+    return ring
 
 
 def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str], now: float | None) -> Section:

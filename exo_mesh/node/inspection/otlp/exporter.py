@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from exo_mesh import __version__
+from exo_mesh.base.authorities import trusted
 from exo_mesh.base.clock import Clock, monotonic
 from exo_mesh.base.printable import printable
 from exo_mesh.base.tasks import ChangeSignal
@@ -162,7 +163,7 @@ class TraceExporter:
             "Content-Type": CONTENT_TYPES[self.target.protocol],
         }
         timeout = aiohttp.ClientTimeout(total=POST_S)
-        connector = aiohttp.TCPConnector(limit=1, ssl=self.target.tls or True)
+        connector = aiohttp.TCPConnector(limit=1, ssl=self.target.tls or await trusted())
         async with aiohttp.ClientSession(
             headers=headers, timeout=timeout, connector=connector, trust_env=True
         ) as session:
