@@ -49,6 +49,7 @@ function ModelStep({ live, hasModel }) {
   const canFetch = reachesHub(live.peers);
   return html`<section class="step"><h2>${t(hasModel ? "first.model" : "first.modelFirst")}</h2>
     ${!canFetch ? html`<p class="quiet">${t("hub.offline")}</p>` : html`
+      ${!known && html`<p class="quiet">${t("chat.looking")}</p>`}
       ${known && !found.length && html`<p class="quiet">${t("hub.nothingFits")}</p>`}
       <ul>${found.map(({ model, fit }) => html`<li key=${model.id}><strong>${model.id}</strong><span class="quiet">${sizeText(model)} · ${fitText(fit)}</span></li>`)}</ul>`}
     <p><a class="button" href="#/models">${t("first.seeModels")}</a></p></section>`;
