@@ -86,6 +86,9 @@ def test_a_small_model_comes_first_then_the_best_of_each_family_that_fits(tmp_pa
         mesh = {"a": peer(40, engines=engines), "b": peer(30, engines=engines)}
         (found,) = call_page(tmp_path / engines[0], [("fitting", "suggested", [known, mesh])])
         assert [one["model"]["id"] for one in found] == expected
+    older = [{name: value for name, value in one.items() if name != "engines"} for one in known]
+    (found,) = call_page(tmp_path / "older", [("fitting", "suggested", [older, {"a": peer(40)}])])
+    assert "Q/Qwen-8B" in [one["model"]["id"] for one in found], "a node of an older version does not name the engines"
 
 
 def settings(**values: str) -> list[dict[str, str]]:
