@@ -6,6 +6,7 @@ import { renderMath } from "./formulas.js";
 const LONG = 1500; // characters of a last block that is drawn again and again
 const KEPT = 200; // characters at the end of a paragraph that are not settled
 const CHUNK_LINES = 50; // of code in one element: the browser lays out only the last one again
+const MARKS = ["*", "_", "`", "~", "$"];
 const JOINER = "\u2060"; // before the rest of a paragraph, so that it is not taken for a list or a title
 
 export class GrowingText {
@@ -151,21 +152,48 @@ export class GrowingText {
     return true;
   }
 
-  /** Settles the beginning of a paragraph, unless a mark that is open there could change how it looks. */
+  /** Settles the beginning of a paragraph, unless a mark that is open there could change how it looks. Text without
+   * marks is cut where a line of the page begins, so that what is settled is a block that is not laid out again. */
   #cutParagraph(rest) {
     const at = rest.lastIndexOf(" ", rest.length - KEPT) + 1;
     const begin = rest.slice(0, at);
-    if (!at || /[[\]<>\\]/.test(begin) || ["*", "_", "`", "~", "$"].some((mark) => begin.split(mark).length % 2 === 0)) return;
-    this.isRough ||= /[*_`~$]/.test(begin);
-    this.#paragraph().last.before(this.#inline(begin));
-    this.end += at;
+    if (!at || /[[\]<>\\]/.test(begin) || MARKS.some((mark) => begin.split(mark).length % 2 === 0)) return;
+    const paragraph = this.#paragraph();
+    const lineAt = paragraph.isInline || /[&@:]|www/.test(begin) || MARKS.some((mark) => begin.includes(mark)) ? 0 : this.#lineBegin(begin);
+    const part = this.#inline(lineAt ? begin.slice(0, lineAt) : begin);
+    if (lineAt) part.className = "lines";
+    else paragraph.isInline = true;
+    paragraph.last.before(part);
+    this.isRough = true;
+    this.end += lineAt || at;
+  }
+
+  /** Where the last line of a text begins that is shown at the end of the paragraph; 0 if that is not known. */
+  #lineBegin(text) {
+    const { last } = this.#paragraph();
+    last.textContent = text;
+    const range = document.createRange();
+    const topAt = (index) => {
+      range.setStart(last.firstChild, index);
+      range.setEnd(last.firstChild, index + 1);
+      return range.getBoundingClientRect().top;
+    };
+    const bottom = topAt(text.length - 2);
+    let above = 0, below = text.length - 2;
+    if (topAt(0) >= bottom) return 0;
+    while (below - above > 1) {
+      const middle = (above + below) >> 1;
+      if (topAt(middle) < bottom - 1) above = middle;
+      else below = middle;
+    }
+    return text[below - 1] === " " ? below : 0;
   }
 
   #paragraph() {
     if (!this.paragraph) {
       const element = document.createElement("p");
       this.tail.before(element);
-      this.paragraph = { element, last: element.appendChild(document.createElement("span")) };
+      this.paragraph = { element, last: element.appendChild(document.createElement("span")), isInline: false };
     }
     return this.paragraph;
   }
