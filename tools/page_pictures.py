@@ -28,7 +28,8 @@ MAX_BYTES = 60_000
 
 async def first_look(page: Any, mesh: LocalMesh) -> None:
     """The empty chat."""
-    await page.locator(".step li, .step .quiet").first.wait_for()
+    await page.locator(".steps").wait_for()
+    await page.locator(".steps", has_text="Looking for models").wait_for(state="detached")
 
 
 async def chat(page: Any, mesh: LocalMesh) -> None:

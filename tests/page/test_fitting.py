@@ -86,3 +86,27 @@ def test_a_small_model_comes_first_then_the_best_of_each_family_that_fits(tmp_pa
         mesh = {"a": peer(40, engines=engines), "b": peer(30, engines=engines)}
         (found,) = call_page(tmp_path / engines[0], [("fitting", "suggested", [known, mesh])])
         assert [one["model"]["id"] for one in found] == expected
+    older = [{name: value for name, value in one.items() if name != "engines"} for one in known]
+    (found,) = call_page(tmp_path / "older", [("fitting", "suggested", [older, {"a": peer(40)}])])
+    assert "Q/Qwen-8B" in [one["model"]["id"] for one in found], "a node of an older version does not name the engines"
+
+
+def settings(**values: str) -> list[dict[str, str]]:
+    usual = {"host": "0.0.0.0", "namespace": "default", "discovery": "udp,mdns"}
+    return [{"name": name, "value": value} for name, value in {**usual, **values}.items()]
+
+
+def test_how_a_machine_joins_an_open_mesh_follows_from_the_settings_of_the_node(tmp_path: Path) -> None:
+    cases = [
+        (settings(), "machineOpen", "exo-mesh"),
+        (settings(namespace="lab"), "machineOpen", "exo-mesh --namespace lab"),
+        (settings(discovery="none"), "machineByAddress", "exo-mesh --bootstrap-peers 10.0.0.1:5000"),
+        (
+            settings(discovery="tailscale", namespace="x"),
+            "machineByAddress",
+            "exo-mesh --namespace x --bootstrap-peers 10.0.0.1:5000",
+        ),
+        (settings(host="127.0.0.1"), "machineLocal", ""),
+    ]
+    found = call_page(tmp_path, [("joining", "joinBy", [given, ["10.0.0.1:5000"]]) for given, _, _ in cases])
+    assert found == [{"text": f"first.{text}", "command": command} for _, text, command in cases]

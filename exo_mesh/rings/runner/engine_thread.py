@@ -85,12 +85,13 @@ class EngineThread:
         self._jobs.put(job)
 
     def tell_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call something on the loop, from the engine's thread. A closed loop ignores the call."""
-        assert self._loop is not None, "jobs run only inside `run`"
+        """Call something on the loop, from the engine's thread, or from the loop after what others have told it. A
+        closed loop ignores the call."""
+        loop = self._loop or asyncio.get_running_loop()  # of a caller that has no `run`
         try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            if not self._loop.is_closed():
+            if not loop.is_closed():
                 raise
 
     async def call(self, function: Callable[[], T]) -> T:

@@ -87,8 +87,8 @@ class Worker:
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self._free_bytes: int | None = None
         self._status_of_others: Callable[[], MemoryStatus] | None = None
-        self.busy_s = self.load_s = self._computing_since = self._computed_at = 0.0
-        self._looked_at = self._lap_wanted_at = 0.0
+        self.busy_s = self.load_s = self._computing_since = self._computed_at = self._looked_at = 0.0
+        self._lap_wanted_at = 0.0
         self.clock = FrameClock()
         self.deadline_s = STUCK_S
         self.check: GroupCheck | None = None
@@ -202,19 +202,15 @@ class Worker:
         another rank. From any thread. For other stages their node decides that; see `clock`."""
         since, rank = self._computing_since, self._setup.rank
         if rank is not None and since and time.perf_counter() - since > self.deadline_s:
-            raise RankLostError(
-                f"rank {rank.rank} has been computing one frame for {self.deadline_s:.0f} s: another rank, or the "
-                "connection to it, hangs"
-            )
+            what = f"rank {rank.rank} has been computing one frame for {self.deadline_s:.0f} s"
+            raise RankLostError(f"{what}: another rank, or the connection to it, hangs")
 
     async def run(
         self, send: Send, hand_out: Send | None = None, status_of_others: Callable[[], MemoryStatus] | None = None
     ) -> NoReturn:
-        """Work until cancelled. `send` takes a frame to the next stage. In a
-        tensor group its leader has `hand_out`, which sends the other ranks the frame to compute, and their status.
-
-        Raises any error: the frame with the error is missing from then on, and the ring cannot continue.
-        """
+        """Work until cancelled. `send` takes a frame to the next stage. In a tensor group its leader has `hand_out`,
+        which sends the other ranks the frame to compute, and their status. Raises any error: the frame with the error
+        is missing from then on, and the ring cannot continue."""
         assert self.engine is not None, "load first"
         self._hand_out = hand_out
         self._status_of_others = status_of_others
@@ -272,12 +268,13 @@ class Worker:
 
     async def _do(self, item: Item) -> None:
         if isinstance(item, Arrived):
-            self._arrived -= 1
-            if item.frame.ballot != self._ballot:
-                return
-            if self._thread.apart:
-                self._hand_over(item.frame, item.since)
-                return
+            with self._turn_of_driver:  # which in the engine's thread counts frames, too
+                self._arrived -= 1
+                if item.frame.ballot != self._ballot:
+                    return
+                if self._thread.apart:
+                    self._hand_over(item.frame, item.since)
+                    return
             if self._hand_out is not None:
                 await self._hand_out(item.frame)
             self._step(item.frame, item.since)
@@ -315,8 +312,8 @@ class Worker:
         self._deliver()
 
     def _deliver(self) -> None:
-        if self.driver is not None:
-            with self._turn_of_driver:
+        with self._turn_of_driver:
+            if self.driver is not None:
                 self.driver.callers.deliver()
 
     async def _begin_sending(self) -> None:
@@ -356,8 +353,11 @@ class Worker:
                 self._queue(frame, now)
 
     def _queue(self, frame: Frame, since: float) -> None:
+        """Behind all frames that arrived before, also those that the engine's thread has told the loop of."""
+        tells = self._is_alone and (self._thread.apart or self._arrived)
+        put = partial(self._thread.tell_loop, self.inbox.put_nowait) if tells else self.inbox.put_nowait
         self._arrived += 1
-        self.inbox.put_nowait(Arrived(frame, since))
+        put(Arrived(frame, since))
 
     def _step(self, frame: Frame, since: float) -> None:
         """Compute a frame in this thread, and measure how long it takes. The leader of a tensor group hands it to the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -201,6 +202,48 @@ def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int, mon
     main_thread = threading.get_ident()
     assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.FREE_STEPS, num_stages)
     assert not thread.apart
+
+
+class FitfulEngine(SlowEngine):
+    """Takes a millisecond for a forward, or none, so that its loop moves to and fro."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(True, True)
+        self._random = random.Random(seed)
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        if self._random.random() < 0.2:
+            self.takes_s = self._random.choice((0.0, 0.001))
+        return super().forward(stage_input)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_come_while_the_loop_moves_get_their_texts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both threads take turns at the driver, and queue frames."""
+    for name, value in (("PAUSE", math.inf), ("BUSY_STEPS", 1), ("FREE_STEPS", 2), ("SLOW_S", 0.0005)):
+        monkeypatch.setattr(step_mode, name, value)
+    thread, drawn = EngineThread(), random.Random(seed)
+    prompts = [[drawn.randrange(50) for _ in range(drawn.randrange(1, 80))] for _ in range(24)]
+    moves: list[bool] = []
+
+    async def main() -> list[list[int]]:
+        worker = workers([FitfulEngine(seed)], thread)[0]
+        running = [asyncio.create_task(worker.run(worker.accept))]
+        callers = [Caller() for _ in prompts]
+        answers = []
+        for number, (caller, prompt) in enumerate(zip(callers, prompts, strict=True)):
+            worker.inbox.put_nowait(Submit(request(f"r{number}", prompt, tokens=12), caller.mailbox))
+            answers.append(asyncio.create_task(caller.collect()))
+            for _ in range(drawn.randrange(20)):
+                await asyncio.sleep(0)
+                moves.append(thread.apart)
+        events = await asyncio.gather(*answers)
+        await _removed([worker])
+        await _end(running)
+        return [ids(one) for one in events]
+
+    assert thread.run(main()) == [expected(prompt, 12, 1) for prompt in prompts]
+    assert len(set(moves)) == 2, "it has moved"
 
 
 def test_the_steps_of_a_ring_of_one_stage_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 import { reachesHub, useCards } from "./cards.js";
 import { fitText, sizeText, suggested } from "./fitting.js";
 import { bytes } from "./format.js";
-import { mayAdmin, mesh, rateOf } from "./mesh.js";
+import { joinBy } from "./joining.js";
+import { call, mayAdmin, mesh, rateOf } from "./mesh.js";
 import { Ring } from "./ring.js";
 import { Invite } from "./settings_invite.js";
-import { html, useState } from "./ui.js";
+import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
 
 const DEMO = "exo-mesh-demo";
@@ -49,6 +50,7 @@ function ModelStep({ live, hasModel }) {
   const canFetch = reachesHub(live.peers);
   return html`<section class="step"><h2>${t(hasModel ? "first.model" : "first.modelFirst")}</h2>
     ${!canFetch ? html`<p class="quiet">${t("hub.offline")}</p>` : html`
+      ${!known && html`<p class="quiet">${t("chat.looking")}</p>`}
       ${known && !found.length && html`<p class="quiet">${t("hub.nothingFits")}</p>`}
       <ul>${found.map(({ model, fit }) => html`<li key=${model.id}><strong>${model.id}</strong><span class="quiet">${sizeText(model)} · ${fitText(fit)}</span></li>`)}</ul>`}
     <p><a class="button" href="#/models">${t("first.seeModels")}</a></p></section>`;
@@ -56,10 +58,21 @@ function ModelStep({ live, hasModel }) {
 
 function MachineStep({ live }) {
   const [shown, show] = useState(false);
-  const isClosed = live.health?.mesh === "closed";
+  const isClosed = live.health?.mesh === "closed", join = useJoin(live, isClosed);
   return html`<section class="step"><h2>${t("first.machine")}</h2>
-    <p class="quiet">${t(isClosed ? "first.machineClosed" : "first.machineOpen")}</p>
-    ${isClosed && html`<p><button type="button" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${t("first.invite")}</button></p>`}
-    ${isClosed && shown && html`<${Invite} may=${mayAdmin()} />`}
-    ${!isClosed && html`<pre class="command">exo-mesh</pre>`}</section>`;
+    ${isClosed ? html`<p class="quiet">${t("first.machineClosed")}</p>
+      <p><button type="button" aria-expanded=${shown ? "true" : "false"} onClick=${() => show(!shown)}>${t("first.invite")}</button></p>
+      ${shown && html`<${Invite} may=${mayAdmin()} />`}` : join && html`<p class="quiet">${t(join.text)}</p>${join.command && html`<pre class="command" tabindex="0">${join.command}</pre>`}`}
+  </section>`;
+}
+
+/** How a machine joins an open mesh; null until the node has said its settings. */
+function useJoin(live, isClosed) {
+  const [settings, setSettings] = useState(null);
+  useEffect(() => {
+    let wanted = true;
+    if (!isClosed) call("/config").then((found) => wanted && setSettings(found.settings), () => {});
+    return () => { wanted = false; };
+  }, [isClosed, mesh.base]);
+  return settings && joinBy(settings, live.peers[live.node_id]?.addresses);
 }

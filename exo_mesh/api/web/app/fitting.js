@@ -43,9 +43,10 @@ export function fitText(fit) {
   return t(fit.kind === "each" ? "fit.each" : "fit.together", { n: fit.n, all: fit.all });
 }
 
-/** Whether an engine of the mesh runs the architecture, and probably reads the weights as they are published. */
+/** Whether an engine of the mesh runs the architecture, and probably reads the weights as they are published. An older
+ * node does not say which engines run it. */
 function isComputed(model, engines) {
-  const found = (model.engines ?? []).filter((one) => engines.has(one) && !NO_WEIGHTS.has(one));
+  const found = (model.engines ?? [...engines]).filter((one) => engines.has(one) && !NO_WEIGHTS.has(one));
   const isMlx = model.id.startsWith("mlx-community/"); // of other quantisations only the headers say who reads them
   return isMlx ? found.includes("mlx") : found.length > 0 && !model.quantization;
 }
