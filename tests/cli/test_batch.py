@@ -131,7 +131,7 @@ def test_an_overloaded_node_is_asked_again_and_a_refusal_is_a_result(
 ) -> None:
     node.statuses = {"a": [429, 503], "b": [400], "c": [500, 500, 500], "d": [503] * 1000}
     file = written(tmp_path / "b.jsonl", "a", "b", "c", "d")
-    assert run(node, file, "--patience", "0.2", "--json") == exit_codes.FAILED
+    assert run(node, file, "--patience", "2", "--json") == exit_codes.FAILED
     assert results(file) == {"a": 200, "b": 400, "c": 500}
     said = capsys.readouterr()
     assert {"failed": 2, "left": 1}.items() <= json.loads(said.out).items()

@@ -273,3 +273,11 @@ def test_the_recorded_demo_is_the_demo_and_loads_nothing() -> None:
 def test_fuzz() -> None:
     shown = start("tools.fuzz", "--count", "500", "--settle-s", "1", "generate")
     assert "500 messages" in shown and " 0 failed" in shown
+
+
+@pytest.mark.extended
+@installed("playwright")
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="not installed: chromium")
+def test_the_pictures_of_the_page_are_taken(tmp_path: Path) -> None:
+    start("tools.page_pictures", "--folder", tmp_path, deadline_s=240)
+    assert len(list(tmp_path.iterdir())) == 8
