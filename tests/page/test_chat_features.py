@@ -67,6 +67,8 @@ async def with_models(page: Any, asked: Asked, web_tools: tuple[str, ...] = ()) 
 
 
 async def write(page: Any, text: str) -> None:
+    """Send a message, once the page has a model, and wait for the answer."""
+    await page.locator(".model-choice optgroup").first.wait_for(state="attached")
     await page.get_by_label("Write a message").fill(text)
     await page.keyboard.press("Enter")
     await page.get_by_role("button", name="Regenerate").wait_for()

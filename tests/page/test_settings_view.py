@@ -77,6 +77,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(scripted: Scrip
         assert keys.check(text) is None
 
         await page.get_by_role("button", name="Create code").click()
+        await page.locator(".invitation").wait_for()
         assert invitations.last is not None
         command = f"exo-mesh join 192.168.1.5:52415/{invitations.last.password}"
         await expect(page.get_by_text(command)).to_be_visible()
