@@ -29,19 +29,13 @@ SHORT_LOOPS = {
     "KMP_BLOCKTIME": "1",  # in ms; LLVM's OpenMP, with which torch comes on macOS
 }
 
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""glibc then asks for huge pages: a step reads all weights, and spends less time on looking up their pages. Measured
-with llama.cpp and weights of 98 MB: a step takes 7.2 instead of 7.8 ms."""
-_TUNABLES = "GLIBC_TUNABLES"
-
 _POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which an operator decides how OpenMP's threads wait."""
 
 
 def compute_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment with ALLOCATOR and HUGE_PAGES, and with SHORT_LOOPS except for libraries whose waiting it
-    already decides. Other tunables of glibc stay, and win."""
+    """Returns the environment with ALLOCATOR, and with SHORT_LOOPS except for libraries whose waiting it already
+    decides."""
     decided = any(name in environment for name in _POLICIES)
     ours = {name: value for name, value in SHORT_LOOPS.items() if not (decided and name in _POLICIES)}
-    tunables = ":".join(filter(None, (HUGE_PAGES, environment.get(_TUNABLES, ""))))
-    return {**ours, **environment, **ALLOCATOR, _TUNABLES: tunables}
+    return {**ours, **environment, **ALLOCATOR}

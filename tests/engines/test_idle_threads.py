@@ -7,11 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from exo_mesh.engine.process_environment import ALLOCATOR, HUGE_PAGES, SHORT_LOOPS, compute_environment
+from exo_mesh.engine.process_environment import ALLOCATOR, SHORT_LOOPS, compute_environment
 from exo_mesh.rings.hosting.runner_child import RunnerChild, spawn
 
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -67,19 +66,5 @@ async def test_a_runner_starts_with_them() -> None:
 
 
 def test_what_an_operator_decided_stays() -> None:
-    theirs = {"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_THREAD_TIMEOUT": "26", "HOME": "/x"}
-    tuned = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    found = compute_environment({**theirs, **tuned})
-    assert found == {**theirs, **ALLOCATOR, "GLIBC_TUNABLES": f"{HUGE_PAGES}:glibc.malloc.tcache_count=0"}
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="Linux's huge pages")
-def test_large_memory_has_huge_pages_where_the_system_gives_them() -> None:
-    if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
-        pytest.skip("this system gives none")
-    code = (
-        "import ctypes; kept = ctypes.create_string_buffer(b'x' * (64 << 20)); print(open('/proc/self/smaps').read())"
-    )
-    environment = compute_environment({"PATH": os.environ["PATH"]})
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "hg" in {flag for line in done.stdout.splitlines() if line.startswith("VmFlags") for flag in line.split()}
+    found = compute_environment({"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_THREAD_TIMEOUT": "26", "HOME": "/x"})
+    assert found == {"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_THREAD_TIMEOUT": "26", "HOME": "/x", **ALLOCATOR}
