@@ -110,11 +110,15 @@ def main() -> int:
     os.environ[record.VARIABLE] = str(args.record.resolve())
     if args.verb == "classes":
         return run_classes()
-    mesh.quota = CpuQuota(args.cores)
     try:
-        return (
-            play_drawn(args.seed, args.first, args.runs) if args.verb == "drawn" else play_soak(args.minutes, args.seed)
-        )
+        mesh.quota = CpuQuota(args.cores)
+    except OSError as exc:
+        print(f"--cores needs control groups that this user may write: {exc}", file=sys.stderr)
+        return 2
+    try:
+        if args.verb == "drawn":
+            return play_drawn(args.seed, args.first, args.runs)
+        return play_soak(args.minutes, args.seed)
     finally:
         mesh.quota.close()
 

@@ -19,8 +19,12 @@ class CpuQuota:
         self._cores = cores
         self._is_first_version = (CGROUPS / "cpu" / "cpu.cfs_quota_us").exists()
         self._made: list[Path] = []
-        if cores:
-            self._make(f"exo-mesh-try-{os.getpid()}")
+        try:
+            if cores:
+                self._make(f"exo-mesh-try-{os.getpid()}")
+        except OSError:
+            self.close()
+            raise
 
     def hold(self, pid: int, name: str) -> None:
         """Put a process that has just started into the group of a node; what it starts stays there."""
