@@ -44,6 +44,15 @@ async def sent(api: Served, body: bytes) -> tuple[int, dict[str, Any]]:
         return reply.status, await reply.json()
 
 
+async def sent_to_library(
+    api: Served, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, dict[str, Any]]:
+    """What a node answers whose PDF library is this code."""
+    (folder / "pypdf.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return await sent(api, pdf(words(b"x")))
+
+
 async def test_a_body_that_is_no_pdf_is_refused_without_a_process(api: Served) -> None:
     status, answer = await sent(api, b"{" * 300_000)  # more values than a JSON body may have
     assert (status, answer["error"]["message"]) == (400, "the body is not a PDF")
@@ -52,18 +61,15 @@ async def test_a_body_that_is_no_pdf_is_refused_without_a_process(api: Served) -
 async def test_a_node_without_the_library_says_how_to_install_it(
     api: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pypdf.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    status, answer = await sent(api, pdf(words(b"x")))
+    status, answer = await sent_to_library(api, "raise ImportError", tmp_path, monkeypatch)
     assert status == 400 and 'pip install "exo-mesh[pdf]"' in answer["error"]["message"]
 
 
 async def test_a_library_that_takes_too_much_memory_is_ended_and_the_node_goes_on(
     api: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pypdf.py").write_text("import os\nheld = bytes(1 << 31)\nos._exit(1)")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    status, answer = await sent(api, pdf(words(b"x")))
+    code = "import os\nheld = bytes(1 << 31)\nos._exit(1)"
+    status, answer = await sent_to_library(api, code, tmp_path, monkeypatch)
     assert (status, answer["error"]["message"][:22]) == (400, "the PDF cannot be read")
     assert not [one for one in psutil.Process().children(recursive=True) if "pdf_child" in " ".join(one.cmdline())]
 
