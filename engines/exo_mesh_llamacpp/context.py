@@ -104,7 +104,7 @@ class LlamaContext:
         self._threads = shape.threads
         self._logits_at = 0
         self._logits_there = np.empty((0, shape.head), np.float32)
-        """A view of the logits, which the library keeps in one place: to make it anew takes as long as to copy one."""
+        """A view of the logits, which the library keeps in one place. Making it takes as long as copying a row."""
 
     def _follow_load(self, cores: FreeCores) -> None:
         if (count := cores.now()) != self._threads:

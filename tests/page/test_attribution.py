@@ -67,12 +67,12 @@ STORIES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 
 
 @needs_node
-def test_each_takeover_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_each_takeover_is_texts_in_one_sentence(tmp_path: Path) -> None:
     changes = call_page(tmp_path / "a", [("who_computed", "takeovers", [legs]) for legs, _ in STORIES.values()])
     flat = [(one, change) for one, found in zip(STORIES, changes, strict=True) for change in found]
-    told = call_page(tmp_path / "b", [("who_computed", "sentence", [change]) for _, change in flat])
+    texts = call_page(tmp_path / "b", [("who_computed", "sentence", [change]) for _, change in flat])
     for name, (_, expected) in STORIES.items():
-        assert [text for (one, _), text in zip(flat, told, strict=True) if one == name] == expected, name
+        assert [text for (one, _), text in zip(flat, texts, strict=True) if one == name] == expected, name
 
 
 @needs_node
@@ -87,7 +87,7 @@ def test_legs_of_a_second_entry_peer_come_after_those_of_the_first(tmp_path: Pat
 
 
 @needs_node
-def test_a_takeover_is_told_in_german(tmp_path: Path) -> None:
+def test_a_takeover_is_texts_in_german(tmp_path: Path) -> None:
     change = {"lost": ["bob"], "took": [{"name": "carol", "layers": [18, 36]}], "restarted": [], "pause_s": 1.9}
     entry = {**change, "entry": {"left": "alice", "next": "carol"}}
     calls = [("who_computed", "sentence", given) for given in ([change], [change, ["bob"]], [entry])]

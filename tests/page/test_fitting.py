@@ -25,14 +25,14 @@ def peer(free: float, *, engines: tuple[str, ...] = ("torch",), **fields: Any) -
 
 def card(name: str, size: float, *aliases: str, **fields: Any) -> dict[str, Any]:
     family = name.partition("-")[0].rpartition("/")[2].lower()
-    told = {"tasks": ["text_generation"], "features": ["tools"], "engines": ["mlx", "torch"], "quantization": ""}
+    described = {"tasks": ["text_generation"], "features": ["tools"], "engines": ["mlx", "torch"], "quantization": ""}
     return {
         "id": name,
         "num_bytes": 0,
         "estimated_bytes": size * GB,
         "family": family,
         "aliases": list(aliases),
-        **told,
+        **described,
         **fields,
     }
 
@@ -47,8 +47,8 @@ def test_a_model_fits_alone_together_or_not_at_all_with_the_numbers(tmp_path: Pa
         ("each", 3), ("each", 2), ("together", 2), ("together", 3), ("no", None), None,
     ]  # fmt: skip
     assert fits[4]["need"] == 104.5 * GB and fits[4]["have"] == 98 * GB
-    told = call_page(tmp_path / "b", [("fitting", "fitText", [fit]) for fit in fits])
-    assert told == [
+    texts = call_page(tmp_path / "b", [("fitting", "fitText", [fit]) for fit in fits])
+    assert texts == [
         "fits on 3 of 3 machines",
         "fits on 2 of 3 machines",
         "fits over 2 machines together",

@@ -85,8 +85,8 @@ class EngineThread:
         self._jobs.put(job)
 
     def tell_loop(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call something on the loop, from the engine's thread, or from the loop after what others have told it. A
-        closed loop ignores the call."""
+        """Let the loop call something, after all that it was given before. From any thread. A closed loop ignores the
+        call."""
         loop = self._loop or asyncio.get_running_loop()  # of a caller that has no `run`
         try:
             loop.call_soon_threadsafe(callback, *arguments)

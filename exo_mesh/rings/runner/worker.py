@@ -268,7 +268,7 @@ class Worker:
 
     async def _do(self, item: Item) -> None:
         if isinstance(item, Arrived):
-            with self._turn_of_driver:  # which in the engine's thread counts frames, too
+            with self._turn_of_driver:  # the engine's thread counts frames, too
                 self._arrived -= 1
                 if item.frame.ballot != self._ballot:
                     return
@@ -353,7 +353,7 @@ class Worker:
                 self._queue(frame, now)
 
     def _queue(self, frame: Frame, since: float) -> None:
-        """Behind all frames that arrived before, also those that the engine's thread has told the loop of."""
+        """Queue a frame behind all frames that arrived before, from whichever thread."""
         tells = self._is_alone and (self._thread.apart or self._arrived)
         put = partial(self._thread.tell_loop, self.inbox.put_nowait) if tells else self.inbox.put_nowait
         self._arrived += 1

@@ -251,9 +251,9 @@ def test_the_steps_of_a_ring_of_one_stage_do_not_wake_the_loop(monkeypatch: pyte
     monkeypatch.setattr(step_mode, "PAUSE", math.inf)
     monkeypatch.setattr(callers_module, "FLUSH_EVERY_S", 3600.0)
     thread = EngineThread()
-    told: list[Callable[..., object]] = []
+    calls: list[Callable[..., object]] = []
     tell_loop = thread.tell_loop
-    monkeypatch.setattr(thread, "tell_loop", lambda what, *rest: (told.append(what), tell_loop(what, *rest)))
+    monkeypatch.setattr(thread, "tell_loop", lambda what, *rest: (calls.append(what), tell_loop(what, *rest)))
 
     async def main() -> list[int]:
         worker = workers([SlowEngine(True, True)], thread)[0]
@@ -266,7 +266,7 @@ def test_the_steps_of_a_ring_of_one_stage_do_not_wake_the_loop(monkeypatch: pyte
         return ids(events)
 
     assert thread.run(main()) == expected([3, 1, 4], 64, 1)
-    assert 1 <= len(told) < 8
+    assert 1 <= len(calls) < 8
 
 
 async def _end(running: Sequence[asyncio.Task[None]]) -> None:
