@@ -42,6 +42,17 @@ const write = async (field, text) => {
   await new Promise(requestAnimationFrame);
   field.form.requestSubmit();
 };
+const view = async (name) => { location.hash = `#/${name}`; await until(() => one(`main.view-${name} :is(h1, h2)`)); };
+const text = (query) => one(query)?.innerText ?? "";
+const click = (query, words = "") => until(() => all(query).find((found) => found.textContent.includes(words) && !found.disabled)).then((found) => found.dispatchEvent(new MouseEvent("click", { bubbles: true })));
+const newest = () => new Promise((found, failed) => {
+  const opened = indexedDB.open("exo-mesh");
+  opened.onerror = () => failed(opened.error);
+  opened.onsuccess = () => {
+    const asked = opened.result.transaction("conversations").objectStore("conversations").getAll();
+    asked.onsuccess = () => { opened.result.close(); found(asked.result.sort((one, other) => other.updated - one.updated)[0]); };
+  };
+});
 """  # noqa: E501
 
 
@@ -69,6 +80,13 @@ class Firefox:
         found = self.call("WebDriver:ExecuteAsyncScript", script=whole, args=[])["value"]
         assert "why" not in found, found["why"]
         return found.get("value")
+
+    def reopen(self, url: str) -> None:
+        """Close the tab, and open the address in another one."""
+        opened = self.call("WebDriver:NewWindow", type="tab")["handle"]
+        self.call("WebDriver:CloseWindow")
+        self.call("WebDriver:SwitchToWindow", handle=opened)
+        self.call("WebDriver:Navigate", url=url)
 
     def _read(self) -> Any:
         length = b""
