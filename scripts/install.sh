@@ -6,11 +6,13 @@ set -eu
 
 usage() {
     cat <<'TEXT'
-usage: install.sh [--from SOURCE] [--extras LIST] [--python PYTHON] [--prefix DIR] [--dry-run]
+usage: install.sh [--from SOURCE] [--extras LIST] [--lean] [--python PYTHON] [--prefix DIR] [--dry-run]
        install.sh --uninstall | --version | --help
 
   --from SOURCE    a checkout, a wheel or an sdist; by default the checkout that this script is part of
   --extras LIST    engines to install: mlx, torch, llamacpp, or none for NumPy only; by default those that suit this machine
+  --lean           leave out transformers, which mlx-lm asks for and exo-mesh needs only to convert tokenizers of
+                   older models; it is two fifths of the size. An update keeps this choice
   --python PYTHON  the interpreter to use, 3.11 or newer; by default the newest one found
   --prefix DIR     where lib/exo-mesh and bin/exo-mesh are made (~/.local)
   --upgrade-engines  replace installed engine libraries by newer ones, including those that you built or chose yourself
@@ -211,10 +213,56 @@ for name in sys.argv[1:]:
 PYTHON
 }
 
+requirements() { # NAME EXTRA: what an installed distribution requires for an extra, or without any, one per line
+    "$environment/bin/python" - "$1" "$2" <<'PYTHON'
+import sys
+from importlib import metadata
+
+from pip._vendor.packaging.requirements import Requirement
+
+name, extra = sys.argv[1:]
+for text in metadata.requires(name) or ():
+    one = Requirement(text)
+    always = one.marker is None or one.marker.evaluate({"extra": ""})
+    if always != bool(extra) and (always or one.marker.evaluate({"extra": extra})):
+        one.marker = None
+        print(str(one).replace(" ", ""))
+PYTHON
+}
+
+is_lean() { # whether the installed MLX engine came without transformers
+    "$environment/bin/python" -c 'import sys
+from importlib.util import find_spec
+sys.exit(find_spec("mlx_lm") is None or find_spec("transformers") is not None)'
+}
+
+install_lean() { # PIP-ARGUMENTS...: the extra mlx without the libraries for tokenizers that mlx-lm asks for
+    pip="$environment/bin/python -m pip"
+    library=mlx-lm
+    if [ -z "$dry_run" ]; then library=$(requirements exo-mesh mlx | grep '^mlx-lm'); fi
+    # shellcheck disable=SC2086 # pip is several words
+    run $pip "$@" --no-deps "$library" || return
+    if [ -n "$dry_run" ]; then
+        say "would run: pip install what the extra mlx and mlx-lm require, but transformers and sentencepiece"
+        return
+    fi
+    # shellcheck disable=SC2046,SC2086 # a word for each requirement
+    $pip "$@" $({ requirements exo-mesh mlx; requirements mlx-lm ''; } | grep -v -e '^mlx-lm' -e '^transformers' -e '^sentencepiece')
+}
+
 install_package() {
     pip="$environment/bin/python -m pip"
     requirement=$source
-    [ "$extras" = none ] || requirement="${source}[$extras]"
+    wanted=$extras
+    if [ -z "$is_new" ] && [ -z "$dry_run" ] && is_lean; then lean=yes; fi
+    case ",$extras," in
+    *,mlx,*) [ -z "$lean" ] || wanted=$(printf '%s' ",$extras," | sed 's/,mlx,/,/; s/^,//; s/,$//') ;;
+    *) lean='' ;;
+    esac
+    case $wanted in
+    none | '') ;;
+    *) requirement="${source}[$wanted]" ;;
+    esac
     set -- install --disable-pip-version-check --no-input
     if [ -z "$is_new" ] && [ -z "$upgrade_engines" ]; then
         kept=$(installed_engine_libraries)
@@ -230,7 +278,7 @@ install_package() {
     fi
     [ -z "$upgrade_engines" ] || set -- "$@" --upgrade --upgrade-strategy eager
     # shellcheck disable=SC2086 # pip is two words
-    if ! run $pip "$@" "$requirement"; then
+    if ! run $pip "$@" "$requirement" || { [ -n "$lean" ] && ! install_lean "$@"; }; then
         [ -z "$is_new" ] || rm -rf "$environment"
         fail "pip could not install $requirement, see above${constraints:+; if an installed engine library is too old, --upgrade-engines replaces it}"
     fi
@@ -281,11 +329,12 @@ show_version() {
 value_of() { [ $# -ge 2 ] || fail "$1 needs a value"; }
 
 prefix=${HOME:?HOME is not set}/.local
-source='' extras='' python='' dry_run='' upgrade_engines='' action=install constraints=''
+source='' extras='' lean='' python='' dry_run='' upgrade_engines='' action=install constraints=''
 while [ $# -gt 0 ]; do
     case $1 in
     --from) value_of "$@"; source=$2; shift ;;
     --extras) value_of "$@"; extras=$2; shift ;;
+    --lean) lean=yes ;;
     --python) value_of "$@"; python=$2; shift ;;
     --prefix) value_of "$@"; prefix=$2; shift ;;
     --upgrade-engines) upgrade_engines=yes ;;

@@ -1,4 +1,5 @@
-"""An update by scripts/install.sh never replaces an engine library that the user built, such as one for a GPU."""
+"""An update by scripts/install.sh never replaces an engine library that the user built, such as one for a GPU, and adds
+none that the user left out."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ def make_wheel(folder: Path, name: str, version: str, code: str, requires: tuple
     metadata = [
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
         *(f"Requires-Dist: {one}" for one in requires),
+        *(["Provides-Extra: mlx"] if any("extra ==" in one for one in requires) else []),
     ]
     files = {
         f"{module}.py": code,
@@ -90,3 +92,31 @@ def test_a_library_built_for_a_gpu_stays_until_the_user_says_otherwise(tmp_path:
 
     assert install(needs_newer, "--upgrade-engines").returncode == 0
     assert built_for() == "cpu"
+
+
+def test_a_lean_installation_has_all_but_the_libraries_of_tokenizers_and_stays_so(tmp_path: Path) -> None:
+    home, index = tmp_path / "home", tmp_path / "index"
+    home.mkdir()
+    for name in ("mlx", "transformers", "sentencepiece", "pyyaml"):
+        make_wheel(index, name, "6.0", "")
+    make_wheel(index, "mlx-lm", "0.32", "", ("mlx>=1", "transformers>=5", "sentencepiece", "pyyaml"))
+    environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    needs = ("mlx>=1; extra == 'mlx'", "mlx-lm>=0.32; extra == 'mlx'")
+
+    def install(version: str, *args: str) -> set[str]:
+        wheel = make_wheel(tmp_path, "exo-mesh", version, f"def main():\n    print('exo-mesh {version}')\n", needs)
+        command = ["sh", str(ROOT / "scripts/install.sh"), "--python", sys.executable, "--extras", "mlx"]
+        done = subprocess.run(
+            [*command, "--from", str(wheel), *args],
+            capture_output=True, text=True, timeout=600, check=False, env=environ, cwd=home,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        python = home / ".local/lib/exo-mesh/bin/python"
+        code = "from importlib import metadata; print(*(one.name for one in metadata.distributions()))"
+        found = subprocess.check_output([str(python), "-c", code], text=True, timeout=60, env=environ)
+        return set(found.split()) - {"pip", "setuptools"}
+
+    lean = {"exo-mesh", "mlx", "mlx-lm", "pyyaml"}
+    assert install("1.0", "--lean") == lean
+    assert install("1.1") == lean, "an update does not bring them"
+    assert install("1.2", "--upgrade-engines") == lean

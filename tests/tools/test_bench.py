@@ -32,6 +32,13 @@ def test_predictions_need_something_to_compare_with(capsys: pytest.CaptureFixtur
     assert "predictions needs a round" in capsys.readouterr().err
 
 
+def test_the_first_minute_needs_a_wheel_and_a_known_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["first-minute", "--wheel", str(tmp_path / "none.whl"), "--ways", "pip"]) == 1
+    assert "none.whl: file not found" in capsys.readouterr().err
+    assert main(["first-minute", "--wheel", str(tmp_path), "--ways", "pip,brew"]) == 1
+    assert "'brew' is unknown; choose from pip, script, lean, uv" in capsys.readouterr().err
+
+
 def test_a_real_model_must_be_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tools.bench.real_model.weights_file", lambda: None)
     assert main(["real-model"]) == 1
