@@ -38,6 +38,7 @@ from exo_mesh.rings.hosting.wiring import HostingParts
 from exo_mesh.rings.placing.instances import Instances
 from exo_mesh.rings.serving.answer_stages import AnsweredRequest
 from exo_mesh.rings.serving.explanations import Explanation
+from exo_mesh.rings.serving.history import RequestOutcome
 from exo_mesh.rings.serving.wiring import ServingParts
 from exo_mesh.settings.config import Settings
 
@@ -187,9 +188,16 @@ class Observation:
         )
 
     def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
-        """The outcomes of requests that entered here, newest first. key_id: only requests with this API key, "" for
-        requests without a key, None for all."""
-        return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]
+        """The outcomes of requests that entered here, newest first, each with the stages that computed the last part of
+        its answer, as far as they are known. key_id: only requests with this API key, "" for requests without a key,
+        None for all."""
+        recent = self._serving.journal.history.recent(most, key_id)
+        return [outcome.describe() | {"stages": self._stages_of(outcome)} for outcome in recent]
+
+    def _stages_of(self, outcome: RequestOutcome) -> list[dict[str, Any]]:
+        found = self.answered(outcome.request_id, outcome.key_id)
+        legs = found.legs.describe() if found is not None else []
+        return [{"names": one["names"], "layers": one["layers"]} for one in legs[-1]["stages"]] if legs else []
 
     def explanation(self, request_id: str, key_id: str | None = None) -> Explanation | None:
         """Where the prompt of a request that entered here parted from what its ring kept; None if that is not known.

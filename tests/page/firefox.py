@@ -42,9 +42,21 @@ const write = async (field, text) => {
   await new Promise(requestAnimationFrame);
   field.form.requestSubmit();
 };
-const view = async (name) => { location.hash = `#/${name}`; await until(() => one(`main.view-${name} :is(h1, h2)`)); };
+const view = async (name) => {
+  location.hash = `#/${name}`;
+  await until(() => one(`main.view-${name} :is(h1, h2)`));
+};
 const text = (query) => one(query)?.innerText ?? "";
-const click = (query, words = "") => until(() => all(query).find((found) => found.textContent.includes(words) && !found.disabled)).then((found) => found.dispatchEvent(new MouseEvent("click", { bubbles: true })));
+const says = (query, words) => until(() => all(query).some((found) => found.innerText.includes(words)));
+const click = async (query, words = "") => {
+  const found = await until(() => all(query).find((one) => one.textContent.includes(words) && !one.disabled));
+  found.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+};
+const labelled = (words) => all("label").find((one) => one.innerText.startsWith(words))?.querySelector("input");
+const fill = (field, value) => {
+  field.value = value;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+};
 const newest = () => new Promise((found, failed) => {
   const opened = indexedDB.open("exo-mesh");
   opened.onerror = () => failed(opened.error);

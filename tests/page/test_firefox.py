@@ -76,7 +76,7 @@ def test_the_views_of_a_mesh_of_three_nodes_work_in_firefox(tmp_path: Path) -> N
             finally:
                 asking.join(60.0)
             assert ended == ["cancelled"]
-            firefox.run("await until(() => text('main').includes('No running answer that you may see.'))")
+            firefox.run("await says('main', 'No running answer that you may see.')")
             firefox.run("await until(() => one('.status-499, td .pill[class*=status-]'))")
 
 
@@ -93,20 +93,17 @@ def look_at_the_empty_chat(firefox: Firefox) -> None:
     firefox.run("await until(() => all('.small-mesh svg .peer').length === 3)")
     firefox.run("await until(() => all('.questions button').length === 3)")
     assert firefox.run("return all('.step h2').length") == 2
-    firefox.run("await until(() => text('.readiness').includes('the first message loads it'))")
+    firefox.run("await says('.readiness', 'the first message loads it')")
 
 
 def place_over_two(firefox: Firefox) -> None:
     """Place the demo model by its preview, with the layers written by hand."""
-    fill = "const fill = (name, value) => { const field = named(name); field.value = value; field.dispatchEvent(new Event('input', { bubbles: true })); };"  # noqa: E501
     firefox.run(f"await view('models'); await click('.item.model button', 'Place … {MODEL}')")
+    firefox.run("await says('.way', 'Peers: 2')")
     firefox.run(
-        "await until(() => all('.way').some((way) => way.innerText.includes('Peers: 2') && way.querySelectorAll('tbody tr').length === 2))"
-    )  # noqa: E501
-    firefox.run(
-        f"{fill} fill('Layers of peer-1', '0-2'); await until(() => text('.place .note').includes('must cover each layer from 0 to 7'))"
-    )  # noqa: E501
-    firefox.run(f"{fill} fill('Layers of peer-2', '3-7'); await click('button', 'Place with these layers')")
+        "fill(named('Layers of peer-1'), '0-2'); await says('.place .note', 'must cover each layer from 0 to 7')"
+    )
+    firefox.run("fill(named('Layers of peer-2'), '3-7'); await click('button', 'Place with these layers')")
     firefox.run("await until(() => one('.pill.state-ready') && all('.stages li').length === 2)")
     assert firefox.run("return text('.stages li').trim()").startswith("peer-1 layers 0–2")
 
@@ -115,13 +112,10 @@ def tend_a_peer(firefox: Firefox, mesh: LocalMesh) -> None:
     firefox.run("await view('mesh'); await until(() => one('svg.ring .hop.flowing'))")
     assert firefox.run("return all('svg.ring .peer').length") == 3
     firefox.run("await click('svg.ring .peer:not(.holds)'); await until(() => one('.peer-card.chosen .log li'))")
-    firefox.run(
-        "await click('.peer-card.chosen button', 'Drain'); await until(() => text('.peer-card.chosen').includes('Accept requests again'))"
-    )  # noqa: E501
+    buttons = ".peer-card.chosen button"
+    firefox.run(f"await click('{buttons}', 'Drain'); await says('{buttons}', 'Accept requests again')")
     assert mesh.client(2).get("/drain")["draining"]
-    firefox.run(
-        "await click('.peer-card.chosen button', 'Accept requests again'); await until(() => all('.peer-card.chosen button').some((found) => found.innerText === 'Drain'))"
-    )  # noqa: E501
+    firefox.run(f"await click('{buttons}', 'Accept requests again'); await says('{buttons}', 'Drain')")
 
 
 def test_an_answer_outlives_its_tab_a_stage_and_the_node_of_the_page_in_firefox(tmp_path: Path) -> None:
@@ -138,13 +132,13 @@ def test_an_answer_outlives_its_tab_a_stage_and_the_node_of_the_page_in_firefox(
             firefox.run(f"await until(() => ({TEXT}).length > 60)")
             assert firefox.run("return text('.computed-by').replace(/\\s+/g, ' ')") == "peer-2 0–3 peer-3 4–7"
             os.killpg(mesh.children[2].pid, signal.SIGKILL)
-            firefox.run("await until(() => text('.takeover').startsWith('peer-3 stopped; '))")
+            firefox.run("await says('.takeover', 'peer-3 stopped; ')")
             os.killpg(mesh.children[0].pid, signal.SIGKILL)
-            firefox.run("await until(() => all('.takeover').at(-1)?.innerText.startsWith('peer-1 stopped; '))")
+            firefox.run("await says('.takeover', 'peer-1 stopped; ')")
             answer = whole_answer(firefox)
             assert (answer["error"], answer["finish"], answer["tokens"]) == (None, "length", num_tokens)
             assert answer["content"] == answered(mesh, 1, num_tokens)
-            firefox.run("await until(() => text('.connection').includes('peer-2'))")
+            firefox.run("await says('.connection', 'peer-2')")
 
 
 def place(mesh: LocalMesh, layers: dict[str, list[int]]) -> None:
@@ -153,13 +147,8 @@ def place(mesh: LocalMesh, layers: dict[str, list[int]]) -> None:
 
 def ask_for(firefox: Firefox, num_tokens: int) -> None:
     """Write the question in the chat, for an answer of so many tokens."""
-    firefox.run(
-        "named('Options').click(); await until(() => all('label').some((found) => found.innerText.startsWith('Token limit')))"
-    )  # noqa: E501
-    for label, value in (("Token limit", num_tokens), ("Temperature", 0)):
-        firefox.run(
-            f"const field = all('label').find((found) => found.innerText.startsWith('{label}')).querySelector('input'); field.value = '{value}'; field.dispatchEvent(new Event('input', {{ bubbles: true }})); field.dispatchEvent(new Event('change', {{ bubbles: true }}))"
-        )  # noqa: E501
+    firefox.run("named('Options').click(); await until(() => labelled('Token limit'))")
+    firefox.run(f"fill(labelled('Token limit'), {num_tokens}); fill(labelled('Temperature'), 0)")
     firefox.run(f"named('Options').click(); await write(one('.composer textarea'), '{QUESTION['content']}')")
 
 

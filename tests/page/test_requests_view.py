@@ -73,6 +73,24 @@ async def test_a_request_of_another_peer_is_shown_hop_by_hop(traced_mesh: LocalM
         assert (await saved.value).suggested_filename.endswith(".json")
 
 
+async def test_each_of_the_last_requests_shows_the_stages_that_computed_it(traced_mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    ask(traced_mesh, 0, 2)
+    view = traced_mesh.client().get("/state")["view"]
+    names = {one["id"]: one["name"] for one in view["peers"]}
+    expected = [
+        f"{names[one['peer']]} {one['layers'][0]}–{one['layers'][1] - 1}" for one in view["instances"][0]["stages"]
+    ]
+    async with requests_view(traced_mesh.api_urls[0]) as page:
+        found = page.locator("section", has_text="requests").locator("td .computed-by").first
+        await expect(found.locator(".by")).to_have_count(2)
+        for place, colour in enumerate(("stage-0", "stage-1")):
+            await expect(found.locator(".by").nth(place).locator(f".swatch.{colour}")).to_have_count(1)
+        shown = [" ".join(text.split()) for text in await found.locator(".by").all_inner_texts()]
+        assert shown == expected
+
+
 async def test_a_running_answer_is_listed_and_stopped(traced_mesh: LocalMesh) -> None:
     from playwright.async_api import expect
 

@@ -77,6 +77,9 @@ async def test_each_way_to_end_is_one_line_without_text(node: tuple[Path, ApiCli
     assert all(0 < line["memory_before_bytes"] < 2**34 and line["duration_s"] > 0 for line in lines)
     assert "secret" not in log.read_text() and "\\u" not in log.read_text()
     recent = api.get("/requests/recent")["requests"]
+    stages = [one.pop("stages") for one in recent]
+    assert {stage["names"][0] for ring in stages for stage in ring} == {api.get("/state")["view"]["peers"][0]["name"]}
+    assert [[stage["layers"] for stage in ring] for ring in stages] == [[[0, 8]]] * 3
     assert recent == lines[:0:-1], "the last three are in memory, as REQUEST_LOG_MAX says"
     assert api.get("/requests/stats")["total"] == 4
 

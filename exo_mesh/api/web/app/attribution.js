@@ -73,7 +73,12 @@ export function WhoComputed({ work }) {
   if (!work) return null;
   return html`<div class="who-computed">
     ${work.changes.map((one, index) => html`<p class="takeover" key=${index}>${sentence(one, one.handed)}</p>`)}
-    ${work.stages.length > 0 && html`<p class="computed-by" aria-label=${t("who.label")}>${work.stages.map(({ names, layers }, index) => html`
-      <span key=${index} class="by"><i class="swatch ${stageClass(index)}" aria-hidden="true"></i>${names.join(" + ")} <span class="range">${rangeText(layers)}</span></span>`)}</p>`}
+    ${work.stages.length > 0 && html`<p class="computed-by" aria-label=${t("who.label")}><${Stages} stages=${work.stages} /></p>`}
   </div>`;
+}
+
+/** The stages of a ring, each in its colour. */
+export function Stages({ stages }) {
+  return stages.map(({ names, layers }, index) => html`
+    <span key=${index} class="by"><i class="swatch ${stageClass(index)}" aria-hidden="true"></i>${names.join(" + ")} <span class="range">${rangeText(layers)}</span></span>`);
 }

@@ -1,4 +1,5 @@
 // The requests view: running requests, the outcomes of the last ones, traces, and diagnostics of the nodes.
+import { Stages } from "./attribution.js";
 import { Diagnostics } from "./diagnostics.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mesh } from "./mesh.js";
@@ -73,10 +74,11 @@ function Table({ rows, choose }) {
   if (!rows.length) return html`<p class="quiet">${t("requests.none")}</p>`;
   return html`<div class="scroll" tabindex="0"><table>
     <thead><tr><th>${t("requests.ended")}</th><th>${t("chat.model")}</th><th>${t("requests.outcome")}</th><th class="n">${t("requests.tokens")}</th>
-      <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th><th>${t("traces.trace")}</th></tr></thead>
+      <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th><th>${t("who.label")}</th><th>${t("traces.trace")}</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.request_id}><td>${clock(row.ended_at)}</td><td>${row.model}</td>
       <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)}${row.cached_tokens ? ` (${t("requests.cached", { n: number(row.cached_tokens) })})` : ""} + ${number(row.output_tokens)}</td>
       <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td>
+      <td>${row.stages?.length ? html`<div class="computed-by"><${Stages} stages=${row.stages} /></div>` : "–"}</td>
       <td>${row.trace_id ? html`<button type="button" onClick=${() => choose(row.trace_id)}>${t("traces.show")}</button>` : "–"}</td></tr>`)}</tbody>
   </table></div>`;
 }
