@@ -81,7 +81,7 @@ async def ask(page: Any, question: str, **sampling: str) -> None:
     """Write a question and send it, once the page has a model. sampling: labels of fields and their values."""
     from playwright.async_api import expect
 
-    await expect(page.locator(".model-choice select")).to_have_value(MODEL)
+    await expect(page.locator(".model-choice .chosen")).to_have_attribute("value", MODEL)
     if sampling:
         await page.get_by_role("button", name="Options").click()
         for name, value in sampling.items():
@@ -89,6 +89,12 @@ async def ask(page: Any, question: str, **sampling: str) -> None:
         await page.get_by_role("button", name="Options").click()
     await page.get_by_label("Write a message").fill(question)
     await page.keyboard.press("Enter")
+
+
+async def choose_model(page: Any, name: str) -> None:
+    """Choose a model in the composer."""
+    await page.locator(".model-choice .chosen").click()
+    await page.get_by_role("option", name=name).click()
 
 
 async def until_written(page: Any, num_characters: int) -> None:

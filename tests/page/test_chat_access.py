@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.api.scripted_mesh import Served
-from tests.page.chromium import axe_findings, import_conversations, needs_axe, needs_chromium, page_at
+from tests.page.chromium import axe_findings, choose_model, import_conversations, needs_axe, needs_chromium, page_at
 from tests.page.samples import RICH, answered, conversation, said
 from tests.page.test_chat_features import Asked, events, with_models
 
@@ -78,8 +78,11 @@ async def test_axe_finds_nothing_in_any_state_of_the_chat(api: Served) -> None:
                 found[state, scheme] = await axe_findings(page)
 
         await page.locator(".list .title", has_text="a talk").click()
-        await page.locator(".model-choice select").select_option("able")
+        await choose_model(page, "able")
         await look("versions and a stopped answer")
+        await page.locator(".model-choice .chosen").click()
+        await look("models")
+        await page.keyboard.press("Escape")
         await page.get_by_role("button", name="Actions for “a talk”").click()
         await look("menu")
         await page.keyboard.press("Escape")

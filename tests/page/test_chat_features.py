@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.scripted_mesh import Served
 from tests.api.webtools.test_pdf_text import pdf, words
-from tests.page.chromium import conversations, needs_chromium, page_at
+from tests.page.chromium import choose_model, conversations, needs_chromium, page_at
 
 pytestmark = needs_chromium
 
@@ -63,12 +63,12 @@ async def with_models(page: Any, asked: Asked, web_tools: tuple[str, ...] = ()) 
     await page.route("**/metrics/stream", live)
     await page.route("**/v1/chat/completions", asked.answer)
     await page.reload()
-    await page.locator(".model-choice select").select_option("able")
+    await choose_model(page, "able")
 
 
 async def write(page: Any, text: str) -> None:
     """Send a message, once the page has a model, and wait for the answer."""
-    await page.locator(".model-choice optgroup").first.wait_for(state="attached")
+    await page.locator(".model-choice .chosen[data-known=true]").wait_for()
     await page.get_by_label("Write a message").fill(text)
     await page.keyboard.press("Enter")
     await page.get_by_role("button", name="Regenerate").wait_for()
@@ -125,7 +125,7 @@ async def test_thinking_is_chosen_in_the_composer_where_the_model_thinks(api: Se
             names = ("enable_thinking", "reasoning_effort")
             assert {name: body[name] for name in names if name in body} == fields
         await expect(page.locator(".reasoning:not([open]) summary")).to_have_text("Reasoning")
-        await page.locator(".model-choice select").select_option("plain")
+        await choose_model(page, "plain")
         await expect(page.get_by_label("Thinking")).to_have_count(0)
 
 

@@ -25,7 +25,7 @@ def test_the_chat_works_in_firefox_and_every_view_fits(tmp_path: Path) -> None:
         mesh.wait_until_joined()
         mesh.client().post("/instance", {"model": MODEL}, 60.0)
         with firefox_at(mesh.api_urls[0], tmp_path) as firefox:
-            firefox.run(f"await until(() => one('.model-choice select')?.value === '{MODEL}')")
+            firefox.run(f"await until(() => one('.model-choice .chosen')?.value === '{MODEL}')")
             firefox.run(
                 f"await write(one('.composer textarea'), 'Hello'); await until(() => ({TEXT}).length > 20); {STOP}"
             )
@@ -125,7 +125,7 @@ def test_an_answer_outlives_its_tab_a_stage_and_the_node_of_the_page_in_firefox(
         ids = {one["name"]: one["id"] for one in mesh.client().get("/state")["view"]["peers"]}
         place(mesh, {ids["peer-2"]: [0, 4], ids["peer-3"]: [4, 8]})
         with firefox_at(mesh.api_urls[0], tmp_path) as firefox:
-            firefox.run(f"await until(() => one('.model-choice select')?.value === '{MODEL}')")
+            firefox.run(f"await until(() => one('.model-choice .chosen')?.value === '{MODEL}')")
             ask_for(firefox, num_tokens)
             firefox.run(f"await until(() => ({TEXT}).length > 20)")
             firefox.reopen(mesh.api_urls[0])

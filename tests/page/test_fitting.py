@@ -91,6 +91,25 @@ def test_a_small_model_comes_first_then_the_best_of_each_family_that_fits(tmp_pa
     assert "Q/Qwen-8B" in [one["model"]["id"] for one in found], "a node of an older version does not name the engines"
 
 
+def test_the_choice_of_a_model_says_where_those_that_are_not_loaded_fit(tmp_path: Path) -> None:
+    on_disk = [
+        ("o/Large", 95, "downloaded"),
+        ("o/Small", 5, "partial"),
+        ("o/Ready", 500, "loaded"),
+        ("s/Far", 0, "served"),
+    ]
+    models = [{**card(name, 0), "num_bytes": size * GB, "status": status} for name, size, status in on_disk]
+    words = ("", "O/ SMALL", "nothing")
+    found = call_page(tmp_path, [("model_picker", "choices", [models, one, MESH]) for one in words])
+    shown = [
+        {key: [(one["model"]["id"], one["facts"], one["fits"]) for one in rows] for key, rows in all_} for all_ in found
+    ]
+    small = ("o/Small", "5.0 GB · fits on 3 of 3 machines", True)
+    large = ("o/Large", "95 GB · too large: needs about 105 GB, 98 GB are free", False)
+    assert shown[0] == {"chat.ready": [("o/Ready", "", True), ("s/Far", "", True)], "chat.onDisk": [small, large]}
+    assert shown[1:] == [{"chat.onDisk": [small]}, {}]
+
+
 def settings(**values: str) -> list[dict[str, str]]:
     usual = {"host": "0.0.0.0", "namespace": "default", "discovery": "udp,mdns"}
     return [{"name": name, "value": value} for name, value in {**usual, **values}.items()]

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 from tests.api.scripted_mesh import Served
-from tests.page.chromium import conversations, needs_chromium, page_at
+from tests.page.chromium import choose_model, conversations, needs_chromium, page_at
 
 pytestmark = needs_chromium
 
@@ -34,7 +34,7 @@ async def with_models(page: Any) -> None:
     """Lets the page see MODELS, and chooses the one that takes images."""
     await page.route("**/v1/models", lambda route: route.fulfill(json=MODELS))
     await page.reload()
-    await page.locator(".model-choice select").select_option("sees")
+    await choose_model(page, "sees")
 
 
 async def test_an_image_is_sent_and_shown_and_kept(api: Served) -> None:
@@ -64,7 +64,7 @@ async def test_an_image_is_sent_and_shown_and_kept(api: Served) -> None:
 async def test_a_model_that_takes_no_images_refuses_them(api: Served) -> None:
     async with page_at(api.url) as page:
         await with_models(page)
-        await page.locator(".model-choice select").select_option("reads")
+        await choose_model(page, "reads")
         data = await page.evaluate_handle(
             "bytes => { const data = new DataTransfer();"
             " data.items.add(new File([new Uint8Array(bytes)], 'a.png', { type: 'image/png' })); return data; }",

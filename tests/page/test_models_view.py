@@ -166,6 +166,46 @@ async def test_an_empty_chat_shows_the_mesh_three_questions_and_the_next_steps(s
             await page.locator("main.view-mesh").wait_for()
 
 
+async def test_the_composer_finds_a_model_and_says_whether_it_fits_with_the_keyboard(scripted: ScriptedMesh) -> None:
+    from playwright.async_api import expect
+
+    demo = model("exo-mesh-demo", num_bytes=GB, status="loaded")
+    models = [demo, model("org/big-70b"), model("org/far-too-big", num_bytes=900 * GB), WRITER]
+    async with shown(scripted, mesh_state(3, stages=False), models) as page:
+        await open_view(page, "chat")
+        chosen = page.locator(".model-choice .chosen")
+        await expect(chosen).to_have_text("Model: exo-mesh-demo")
+        await chosen.focus()
+        await page.keyboard.press("Enter")
+        field = page.get_by_role("combobox", name="Search models")
+        await expect(field).to_be_focused()
+        await expect(page.get_by_role("option")).to_have_count(4)
+        await expect(page.get_by_role("option", selected=True)).to_have_text("exo-mesh-demo")
+        await expect(page.get_by_role("option", name="org/big-70b")).to_contain_text("40 GB · fits on 2 of 3 machines")
+        await page.keyboard.type("too big far")
+        await expect(page.get_by_role("option")).to_have_count(1)
+        await page.keyboard.press("Enter")
+        await expect(field).to_be_visible()  # what cannot work is not chosen
+        await field.fill("org/")
+        await page.keyboard.press("Enter")
+        await expect(chosen).to_have_text("Model: org/big-70b")
+        await expect(chosen).to_be_focused()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("option")).to_have_count(0)
+        await expect(chosen).to_have_text("Model: org/big-70b")
+        await chosen.click()
+        await page.locator(".messages").click(position={"x": 5, "y": 5})
+        await expect(page.get_by_role("option")).to_have_count(0)
+        for width in (390, 768, 1280, 1920):
+            await page.set_viewport_size({"width": width, "height": 800})
+            await chosen.click()
+            box = await page.locator(".model-panel").bounding_box()
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] >= 0, width
+            await page.keyboard.press("Escape")
+
+
 async def test_in_a_closed_mesh_an_admin_makes_a_code_in_the_empty_chat(scripted: ScriptedMesh) -> None:
     from playwright.async_api import expect
 

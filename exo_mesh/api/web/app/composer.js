@@ -3,9 +3,9 @@
 import { FileError, MOST_FILES, textFileOf } from "./attachments.js";
 import { ContextRing } from "./context_ring.js";
 import { contextLimit, tokensOf } from "./context_use.js";
-import { bytes } from "./format.js";
 import { Icon, IconButton } from "./icons.js";
 import { mesh } from "./mesh.js";
+import { ModelPicker } from "./model_picker.js";
 import { MOST_IMAGES, dataUrlOf, takesImages } from "./pictures.js";
 import { thinkingChoices } from "./thinking.js";
 import { offeredTools, takesTools } from "./web_tools.js";
@@ -62,7 +62,7 @@ export function Composer({ conversation, model, models, loaded, isRunning, canSe
         onPaste=${(event) => given(event, event.clipboardData?.files)}></textarea></label>
     <div class="tools">
       <${Attach} add=${add} />
-      <${ModelChoice} conversation=${conversation} models=${models} loaded=${loaded} isRunning=${isRunning} change=${change} />
+      <${ModelPicker} model=${conversation.model} models=${models} loaded=${loaded} isRunning=${isRunning} choose=${(id) => change({ model: id })} />
       <${Thinking} conversation=${conversation} model=${model} change=${change} />
       <${WebTools} conversation=${conversation} model=${model} change=${change} />
       <span class="space"></span>
@@ -113,17 +113,6 @@ function Attach({ add }) {
   const file = useRef(null);
   return html`<${IconButton} icon="attach" label=${t("files.attach")} onClick=${() => file.current.click()} />
     <input ref=${file} class="attach" type="file" multiple hidden onChange=${(event) => { add([...event.target.files]); event.target.value = ""; }} />`;
-}
-
-function ModelChoice({ conversation, models, loaded, isRunning, change }) {
-  const { model } = conversation;
-  const ready = models.filter((one) => ["loaded", "served"].includes(one.status)), rest = models.filter((one) => !ready.includes(one));
-  return html`<label class="model-choice chip"><span class="hidden">${t("chat.model")}</span>
-    <select value=${model} disabled=${isRunning} title=${model} onChange=${(event) => change({ model: event.target.value })}>
-      ${models.every((one) => one.id !== model) && html`<option value=${model}>${model || t(loaded ? "chat.noModel" : "chat.looking")}</option>`}
-      ${[["chat.ready", ready], ["chat.onDisk", rest]].filter(([, list]) => list.length).map(([key, list]) => html`<optgroup key=${key} label=${t(key)}>
-        ${list.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}${key === "chat.onDisk" && one.num_bytes ? ` · ${bytes(one.num_bytes)}` : ""}</option>`)}</optgroup>`)}
-    </select></label>`;
 }
 
 function Thinking({ conversation, model, change }) {

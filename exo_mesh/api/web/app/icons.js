@@ -9,6 +9,7 @@ const PATHS = {
   check: "M5 12.5l4.5 4.5L19 7.5",
   close: "M6 6l12 12M18 6L6 18",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
+  down: "M7 10l5 5 5-5",
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   edit: "M4 20l1-4L16.5 4.5l3 3L8 19zM14 7l3 3",
   file: "M7 3h7l4 4v14H7zM14 3v4h4",
