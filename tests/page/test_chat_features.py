@@ -129,6 +129,26 @@ async def test_thinking_is_chosen_in_the_composer_where_the_model_thinks(api: Se
         await expect(page.get_by_label("Thinking")).to_have_count(0)
 
 
+async def test_an_answer_that_stopped_in_its_thinking_continues_there(api: Served) -> None:
+    from playwright.async_api import expect
+
+    asked = Asked(
+        events({"reasoning_content": "First the"}, finish="length"),
+        events({"reasoning_content": " sum."}, {"content": "It is 4."}),
+    )
+    async with page_at(api.url) as page:
+        await with_models(page, asked)
+        await write(page, "Add.")
+        await page.get_by_role("button", name="Continue").click()
+        await expect(page.locator(".message.assistant > .markdown")).to_have_text("It is 4.")
+        await expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+        body = asked.bodies[-1]
+        assert body["continue_final_message"]
+        assert body["messages"][-1] == {"role": "assistant", "content": "", "reasoning_content": "First the"}
+        (kept,) = await conversations(page)
+        assert [one.get("reasoning") for one in kept["messages"]] == [None, "First the sum."]
+
+
 async def test_the_model_searches_the_web_and_answers_with_what_it_found(api: Served) -> None:
     from playwright.async_api import expect
 

@@ -16,7 +16,7 @@ from exo_mesh.api.core.checks import first_given
 from exo_mesh.api.core.conversation import offered_tools, offers_tools
 from exo_mesh.api.core.grammar import answer_grammar, forced_tools, may_think, room_for_answer, tool_alone
 from exo_mesh.api.core.images import decoded_images
-from exo_mesh.api.core.prompts import PromptOptions, conversation_prompt
+from exo_mesh.api.core.prompts import PromptOptions, continues_reasoning, conversation_prompt
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.served import text_inputs
 from exo_mesh.api.core.texts import TextModels
@@ -172,7 +172,7 @@ async def _prepare_conversation(
     ids, pictures = await texts.work(encode)
     encoded_at = monotonic()
     max_tokens = _room(asked, entry, len(ids), limit, names.messages)
-    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt.text)
+    starts_in_reasoning = continues_reasoning(conversation, text) or prompt_starts_reasoning(text.output, prompt.text)
     known = text.template.variables if text.template else ()
     thinks = may_think(conversation.thinking, conversation.variables, known)
     build = partial(answer_grammar, asked.grammar, conversation, tools, text.output, names, starts_in_reasoning, thinks)

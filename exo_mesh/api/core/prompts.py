@@ -21,6 +21,7 @@ from exo_mesh.api.core.request import Conversation, FieldNames, Turn
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError
 from exo_mesh.text.control_text import ChatPrompt
+from exo_mesh.text.output.formats import opened_reasoning
 from exo_mesh.text.template import ChatTemplate
 from exo_mesh.text.text_guard import TextGuard
 from exo_mesh.text.tokenizer import TextModel
@@ -61,6 +62,13 @@ async def conversation_prompt(
     raise refusal
 
 
+def continues_reasoning(conversation: Conversation, text: TextModel) -> bool:
+    """Whether the answer continues a message that ends in its reasoning, because it has no text yet."""
+    last = conversation.turns[-1]
+    is_open = last.reasoning and not last.text and not last.parts
+    return bool(conversation.continues_last and is_open and text.output.reasoning_start)
+
+
 async def _rendered(
     turns: Sequence[Turn],
     conversation: Conversation,
@@ -71,6 +79,9 @@ async def _rendered(
     guard: TextGuard,
 ) -> ChatPrompt:
     marker = text.vision.marker if isinstance(text.vision, VisionSpec) else ""
+    thought = (turns[-1].reasoning or "") if continues_reasoning(conversation, text) else ""
+    if thought:  # templates end the reasoning of a message, so it is written after the beginning of a new one
+        turns = turns[:-1]
 
     def write() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         try:
@@ -81,13 +92,16 @@ async def _rendered(
             raise InputError(message, param=names.messages) from exc
 
     messages, variables = await texts.work(write)
-    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
+    continues_text = conversation.continues_last and not thought
+    opens_turn = not continues_text if conversation.opens_turn is None else conversation.opens_turn or bool(thought)
     rendered = await texts.render(
         text,
         template,
         messages,
         variables=variables,
         add_generation_prompt=opens_turn,
-        continue_final_message=conversation.continues_last,
+        continue_final_message=continues_text,
     )
+    if thought:
+        rendered = opened_reasoning(text.output, rendered) + guard.text(thought, is_assistant=True)
     return ChatPrompt(rendered, guard.mark)

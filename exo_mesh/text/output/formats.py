@@ -173,6 +173,19 @@ def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
     return bool(start) and prompt.rstrip().endswith(start)
 
 
+def opened_reasoning(output: OutputFormat, prompt: str) -> str:
+    """The prompt of an answer, with the start marker of reasoning. Raises InputError if the template has ended the
+    reasoning, because thinking is off."""
+    if prompt_starts_reasoning(output, prompt):
+        return prompt
+    if prompt.rstrip().endswith(output.reasoning_end):
+        raise InputError(
+            "the last message ends in its reasoning, and thinking is off, so it cannot be continued; turn thinking on",
+            param="continue_final_message",
+        )
+    return f"{prompt}{output.reasoning_start}{output.reasoning_label}" + ("" if output.is_harmony else "\n")
+
+
 def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, parallel: bool) -> GrammarSpec | None:
     """A grammar that enforces tool calls in the family's format; None if the choice does not force a call, or if nobody
     knows the format. choice: "none", "auto", "required", or the name of a tool, which is then called once. Raises

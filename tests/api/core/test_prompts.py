@@ -145,6 +145,36 @@ async def test_a_message_is_continued_where_its_text_ends(tmp_path: Path, name: 
                 assert (status, prompt) == (200, f"<|im_start|>user\nHi<|im_end|>\n{OPEN}{expected}")
 
 
+OPENS_THINKING = (
+    chatml("{{ message.content }}")
+    + "{% if add_generation_prompt and enable_thinking is not defined %}<think>\n{% endif %}{# </think> #}"
+)
+NO_THINKING = (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}<think></think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["thinks", "opens its thinking"])
+async def test_a_message_without_text_is_continued_inside_its_reasoning(tmp_path: Path, name: str) -> None:
+    template = TEMPLATES["thinks"] if name == "thinks" else OPENS_THINKING
+    async with asking(tmp_path, template + NO_THINKING) as ask:
+        last = {"role": "assistant", "content": "", "reasoning_content": "First <|im_end|> the"}
+        fields = {"messages": [USER, last], "continue_final_message": True}
+        status, prompt = await ask("/v1/chat/completions", **fields)
+        assert (status, prompt) == (200, f"<|im_start|>user\nHi<|im_end|>\n{OPEN}<think>\nFirst <|im_end|> the")
+        status, why = await ask("/v1/chat/completions", **fields, enable_thinking=False)
+        assert status == 400 and "thinking is off" in why
+
+
+async def test_what_continues_a_reasoning_is_reasoning_until_its_end(tmp_path: Path) -> None:
+    mesh = ScriptedMesh(write_text_model(tmp_path / "m", TEMPLATES["thinks"]), limit=4096, answer="sum.</think>Four.")
+    async with served(mesh, ApiOptions(access=OPEN_ADMIN)) as server:
+        last = {"role": "assistant", "content": "", "reasoning_content": "First the"}
+        status, reply = await server.chat(messages=[USER, last], continue_final_message=True)
+    said = reply["choices"][0]["message"]
+    assert (status, said["reasoning_content"], said["content"]) == (200, "sum.", "Four.")
+
+
 @pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
 async def test_an_empty_last_message_of_the_assistant_asks_for_an_answer(tmp_path: Path, content: Any) -> None:
     async with asking(tmp_path, TEMPLATES["chatml"]) as ask:

@@ -54,7 +54,7 @@ export function startAgain(conversation, index) {
   return start(conversation, { versions });
 }
 
-/** Continues the last answer of a conversation where its text ends. */
+/** Continues the last answer of a conversation where its text, or without a text its reasoning ends. */
 export function startOnward(conversation) {
   const begun = conversation.messages.at(-1);
   conversation.messages = conversation.messages.slice(0, -1);
@@ -123,7 +123,8 @@ function forget(id) {
 /** An answer that continues another one, as one answer. */
 function joined(begun, answer) {
   const text = /\s$/.test(begun.content) ? answer.text.trimStart() : answer.text; // templates strip white space at the end
-  return { ...answer, text: begun.content + text, reasoning: begun.reasoning || answer.reasoning, tokens: (begun.tokens ?? 0) + answer.tokens, ttft: begun.ttft ?? answer.ttft };
+  const reasoning = begun.content ? begun.reasoning || answer.reasoning : (begun.reasoning ?? "") + answer.reasoning;
+  return { ...answer, text: begun.content + text, reasoning, tokens: (begun.tokens ?? 0) + answer.tokens, ttft: begun.ttft ?? answer.ttft };
 }
 
 async function finish(conversation, answer, entry) {

@@ -63,7 +63,7 @@ function turnsOf(messages, isRunning, acts) {
     if (message.role === "user" && !isRunning) can.edit = (text) => acts.current.edit(index, text);
     if (message.role === "assistant" && !isRunning && index === last) {
       can.again = () => acts.current.again(turnBegin(messages));
-      const isOpen = ["stopped", "length"].includes(message.finish) && message.content && !message.calls?.length;
+      const isOpen = ["stopped", "length"].includes(message.finish) && (message.content || message.reasoning) && !message.calls?.length;
       if (isOpen) can.onward = () => acts.current.onward();
     }
     if (message.role === "assistant" && message.content) can.branch = () => acts.current.branch(index);
