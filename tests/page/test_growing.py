@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.errors import InputError
 from tests.api.scripted_mesh import Served
 from tests.page.chromium import needs_chromium, page_at
 from tests.page.samples import MARKDOWN
+from tools.bench.page import measure
 
 pytestmark = needs_chromium
 
@@ -99,3 +101,14 @@ async def test_the_cost_of_a_step_does_not_grow_with_the_text(api: Served, name:
         sizes = [16] * (len(text) // 16)
         found = await grown(page, text, sizes)
         assert found["cost"] / len(sizes) < 6_000
+
+
+async def test_the_work_of_a_frame_is_measured_beside_an_empty_page_in_the_same_run() -> None:
+    """The figures are in docs/measurements; here only that they are made."""
+    found = await measure(num_tokens=1300, per_frame=8, num_frames=20)
+    assert 0 < found.empty_ms < found.begin_ms and found.plain_ms > 0 and found.end_ms > 0
+    assert found.of_empty == found.end_ms / found.empty_ms > 1
+    assert found.of_plain == found.end_ms / found.plain_ms
+    assert found.growth == found.end_ms / found.begin_ms
+    with pytest.raises(InputError, match="1199 tokens, 8 a frame, are too few for twice 20 frames"):
+        await measure(num_tokens=1200 - 1, per_frame=8, num_frames=20)

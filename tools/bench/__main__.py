@@ -11,6 +11,7 @@ python -m tools.bench first-token           from an empty disk to the first toke
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
 python -m tools.bench idle                  memory, CPU and wake-ups of nodes that have nothing to do
 python -m tools.bench lap                   CPU time of the Python of a lap, by stage
+python -m tools.bench page                  work of a browser for each frame of a growing answer
 python -m tools.bench predictions           what previews predict, beside what a client then gets
 python -m tools.bench prefix                what the prefix cache saves and costs, by time to the first token
 python -m tools.bench quantised             memory and speed of quantised weights that the torch engine keeps
@@ -39,8 +40,8 @@ from exo_mesh.errors import MeshError
 
 BENCHES = (
     "at_once", "busy", "collectives", "copying", "entry", "first_minute", "first_token", "grammar", "group", "idle",
-    "lap", "llama", "llama_load", "llama_ring", "mlx_server", "predictions", "prefix", "quantised", "real_model",
-    "router", "sampling", "shared", "start", "templates", "vectors",
+    "lap", "llama", "llama_load", "llama_ring", "mlx_server", "page", "predictions", "prefix", "quantised",
+    "real_model", "router", "sampling", "shared", "start", "templates", "vectors",
 )  # fmt: skip
 """The modules of this package that are benchmarks."""
 
