@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -101,6 +102,55 @@ async def test_the_cost_of_a_step_does_not_grow_with_the_text(api: Served, name:
         sizes = [16] * (len(text) // 16)
         found = await grown(page, text, sizes)
         assert found["cost"] / len(sizes) < 6_000
+
+
+STEPS = 40
+STYLED = """async ([base, settled, text, steps]) => {
+  const { GrowingText } = await import(`${base}/app/growing.js`);
+  const { reading } = await import(`${base}/app/markdown.js`);
+  const place = document.querySelector(".messages").appendChild(document.createElement("div"));
+  place.className = "markdown";
+  const drawn = new GrowingText(place, reading), frame = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
+  drawn.show(settled, true);
+  await frame();
+  performance.mark("begin");
+  for (let step = 1; step <= steps; step += 1) {
+    drawn.nextAt = 0;
+    drawn.show(settled + text.slice(0, Math.ceil((step * text.length) / steps)), true);
+    await frame();
+  }
+  performance.mark("end");
+  place.remove();
+}"""  # noqa: E501
+
+
+async def styled_per_frame(page: Any, settled: str, text: str) -> float:
+    """The elements that the browser styles for a frame, in the mean, while a text grows after a settled one."""
+    base = await page.evaluate(
+        "new URL(document.querySelector('script[src]').src).pathname.replace('/app/main.js', '')"
+    )
+    session, found, ended = await page.context.new_cdp_session(page), [], asyncio.Event()
+    session.on("Tracing.dataCollected", lambda given: found.extend(given["value"]))
+    session.on("Tracing.tracingComplete", lambda _: ended.set())
+    categories = ["disabled-by-default-devtools.timeline", "devtools.timeline", "blink.user_timing"]
+    await session.send("Tracing.start", {"traceConfig": {"includedCategories": categories}})
+    await page.evaluate(STYLED, [base, settled, text, STEPS])
+    await session.send("Tracing.end")
+    await asyncio.wait_for(ended.wait(), 60)
+    await session.detach()
+    begin, end = (next(one["ts"] for one in found if one["name"] == name) for name in ("begin", "end"))
+    styled = [one for one in found if one["name"] == "UpdateLayoutTree" and begin <= one["ts"] <= end]
+    return sum(int(one["args"]["elementCount"]) for one in styled) / STEPS
+
+
+async def test_the_elements_that_a_frame_styles_do_not_grow_with_the_text(api: Served) -> None:
+    """A selector between siblings once made it style the whole answer again: 38 of 44 ms of a frame."""
+    parts = f"{WORDS}\n\n- one\n- two\n\n"
+    async with page_at(api.url) as page:
+        await page.locator(".composer").wait_for()
+        for name in ("list", "tasks", "titles", "code"):
+            few, many = [await styled_per_frame(page, parts * number, TEXTS[name]) for number in (2, 300)]
+            assert many <= few + 50, name
 
 
 async def test_the_work_of_a_frame_is_measured_beside_an_empty_page_in_the_same_run() -> None:
