@@ -119,6 +119,22 @@ async def test_axe_finds_nothing_serious_in_any_view(mesh: LocalMesh) -> None:
         assert {where: findings for where, findings in found.items() if findings} == {}
 
 
+@needs_axe
+async def test_axe_finds_nothing_serious_at_any_width_in_german(mesh: LocalMesh) -> None:
+    """Together with the test above: each width, both colours, both languages."""
+    async with page_at(*mesh.api_urls, locale="de-DE", reduced_motion="reduce") as page:
+        await import_conversations(page, [RICH])
+        found = {}
+        for width, scheme in zip(WIDTHS, ("dark", "light", "dark", "light"), strict=True):
+            await page.set_viewport_size({"width": width, "height": 900})
+            await page.emulate_media(color_scheme=scheme)
+            for name in await view_names(page):
+                await open_view(page, name)
+                found[name, width] = await axe_findings(page)
+                assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (name, width)
+        assert {where: findings for where, findings in found.items() if findings} == {}
+
+
 async def test_hostile_names_models_and_answers_stay_text(mesh: LocalMesh) -> None:
     """Every text that a node sends, but addresses and ids, is replaced by markup."""
     from playwright.async_api import expect
