@@ -65,7 +65,7 @@ async def answer_of_one(a: Node, *others: Node) -> list[int]:
     return await tokens(a, a_request("alone", 16), NAME)
 
 
-TENTHS = [pytest.param(one, marks=[pytest.mark.slow] if one % 3 else []) for one in range(10)]
+TENTHS = [pytest.param(one, marks=[pytest.mark.slow] if one % 5 else []) for one in range(10)]
 
 
 def present_bytes(root: Path, node: str) -> dict[tuple[int, int], bytes]:

@@ -27,6 +27,12 @@ from typing import Any
 WARM = {
     "exo_mesh.rings.runner": ("exo_mesh.rings.runner.process", "exo_mesh_dummy", "uvloop"),
     "exo_mesh.text.template_child": ("exo_mesh.text.template_child",),
+    "exo_mesh.models.fetcher": ("exo_mesh.models.fetcher.service", "exo_mesh.models.fetcher.peer_source"),
+    "exo_mesh.rings.runner.asking.survey": ("exo_mesh.rings.runner.asking.survey",),
+    "exo_mesh.rings.runner.asking.selftest": ("exo_mesh.rings.runner.asking.selftest",),
+    "exo_mesh.rings.runner.asking.layer_speed": ("exo_mesh.rings.runner.asking.layer_speed",),
+    "exo_mesh.weights.card_child": ("exo_mesh.weights.card_child",),
+    "exo_mesh.weights.gguf_views": ("exo_mesh.weights.gguf_views",),
     "tests.support.fake_rkllama": ("tests.support.fake_rkllama",),
     "tests.support.fake_openai": ("tests.support.fake_openai",),
 }
@@ -37,6 +43,9 @@ READ_AT_START = (
     *("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "GRPC_"),
 )
 """How variables begin that an interpreter or a library reads when it starts; forks of a warm process share them."""
+
+READ_BY_IMPORTS = {"exo_mesh.models.fetcher": ("HF_", "HUGGING_FACE_", "XDG_", "HOME")}
+"""The same of what a module imports: huggingface_hub keeps the address and the folders that it finds there."""
 
 MOST_WARM = 8
 """Most warm processes at a time; of more, the oldest ends."""
@@ -118,7 +127,8 @@ def _can_be_warm(words: list[str]) -> bool:
 
 
 def _key(module: str, environ: Mapping[str, str]) -> _Key:
-    return module, frozenset(item for item in environ.items() if item[0].startswith(READ_AT_START))
+    shared = READ_AT_START + READ_BY_IMPORTS.get(module, ())
+    return module, frozenset(item for item in environ.items() if item[0].startswith(shared))
 
 
 def _fork(start: dict[str, Any], files: dict[int, int]) -> int:

@@ -16,9 +16,9 @@ from tools.fuzz.mutate import mutated, random_message
 from tools.fuzz.targets import headers, large, templates, values
 from tools.fuzz.targets.http import is_complete, request_bytes
 
-TENTH = {"tls": 1000, "frames": 1000, "files": 400}
+TENTH = {"tls": 1000, "frames": 1000, "files": 400, "bodies": 1000, "hello": 1000}
 """tls and frames: of 10,000; a stream of frames that is well lasts for half a second. files: a fiftieth, for a fetcher
-waits before it asks a source again."""
+waits before it asks a source again. bodies and hello: a twentieth, for each takes 5 to 8 ms of CPU."""
 
 
 @pytest.mark.extended

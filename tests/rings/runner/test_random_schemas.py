@@ -16,7 +16,9 @@ AT_ONCE = 16
 PROMPT = ids_of("Say it in JSON:")
 
 
-@pytest.mark.parametrize("number", [24, pytest.param(1000, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "number", [24, pytest.param(200, marks=pytest.mark.extended), pytest.param(1000, marks=pytest.mark.slow)]
+)
 def test_random_schemas_are_filled_in_by_noise(number: int) -> None:
     ring = HeldRing(max_waiting=AT_ONCE)
     finished, schemas = 0, [random_schema(random.Random(i)) for i in range(number)]
