@@ -11,7 +11,6 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -84,7 +83,8 @@ class Canary:
         alone_layer_s = _median([seconds for chunk in chunks[4:] for seconds in chunk.alone_s])
         # the first chunk also reads the layer
         figures = (max(chunk.group_s for chunk in chunks), alone_layer_s, _median(chunks[1].alone_s), self._worst)
-        return replace(GroupCheck(*self._ranks.of_leader((*reduces, *figures))), kv_heads=self._kv_heads)
+        all_reduce_s, bytes_per_s, chunk_s, layer_s, alone_chunk_s, worst = self._ranks.of_leader((*reduces, *figures))
+        return GroupCheck(all_reduce_s, bytes_per_s, chunk_s, layer_s, alone_chunk_s, worst, self._kv_heads)
 
     def _chunks(self, vocab_size: int, context_limit: int, chunk_tokens: int) -> list[_Chunk]:
         """Two whole chunks, a part of a third, and decode steps; all smaller if the context is."""

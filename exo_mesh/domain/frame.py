@@ -211,7 +211,6 @@ class Frame(msgspec.Struct, frozen=True):
 
     ballot: Ballot
     step: int
-    batch: int
     rows: tuple[Row, ...] = ()
     token_ids: tuple[int, ...] = ()
     ops: tuple[Op | UnknownOp, ...] = ()
@@ -239,7 +238,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     def carrying(self, tensors: dict[str, Tensor], reports: tuple[StageReport, ...]) -> Frame:
         """A copy with other tensors and reports: faster than `changed`, because each stage needs two of each frame."""
-        fields = self.ballot, self.step, self.batch, self.rows, self.token_ids, self.ops, tensors, self.faults, reports
+        fields = self.ballot, self.step, self.rows, self.token_ids, self.ops, tensors, self.faults, reports
         return Frame(*fields, self.upto, self.is_chunk)
 
 

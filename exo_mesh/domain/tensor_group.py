@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -75,8 +74,7 @@ class RankWiring(msgspec.Struct, frozen=True):
         return self.rank == 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCheck:
+class GroupCheck(msgspec.Struct, frozen=True):
     """Measurements of the leader during the check of a group; the same on every rank.
 
     all_reduce_s: of a few bytes, the median; reduce_bytes_per_s: of a few MiB. chunk_s: of the slowest prefill chunk
@@ -91,7 +89,7 @@ class GroupCheck:
     alone_layer_s: float
     alone_chunk_s: float
     worst: float
-    kv_heads: int = field(default=0, kw_only=True)
+    kv_heads: int = 0
 
 
 class GroupFigures(msgspec.Struct, frozen=True):

@@ -233,12 +233,12 @@ class _TensorSpec(msgspec.Struct, array_like=True):
 
 class _Header(msgspec.Struct, array_like=True):
     """A frame without its tensor bytes, which follow in the order of `tensors`. The order of these fields is the wire
-    format."""
+    format. reserved: 0; older nodes send the number of a batch there, which no stage reads."""
 
     counter: int
     proposer: str
     step: int
-    batch: int
+    reserved: int
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
     ops: tuple[Op, ...]
@@ -260,7 +260,7 @@ def _header(frame: Frame) -> _Header:
         frame.ballot.counter,
         frame.ballot.proposer,
         frame.step,
-        frame.batch,
+        0,
         frame.rows,
         frame.token_ids,
         _ops_as_sent(frame.ops),
@@ -289,7 +289,6 @@ def _frame(header: _Header, body: memoryview) -> Frame:
         frame = Frame(
             Ballot(header.counter, header.proposer),
             header.step,
-            header.batch,
             header.rows,
             header.token_ids,
             header.ops,

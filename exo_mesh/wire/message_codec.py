@@ -153,7 +153,7 @@ def _compile(cls: Any, message: Descriptor) -> _ReadAndWrite:
         if one_mark(found, marks.NotSent) is not None:
             unsent = True
             continue
-        place = f"{name}=" if unsent or _is_keyword_only(cls, name) else ""
+        place = f"{name}=" if unsent else ""
         if one_mark(found, marks.Flat) is not None:
             flat = _functions(inner, message)
             reads.append(f"{place}{scope.name(flat.read)}(message)")
@@ -184,10 +184,6 @@ def hints_of(cls: Any) -> dict[str, Any]:
     hints = get_annotations(cls, eval_str=True)  # half the time of get_type_hints, which checks each type
     assert [*hints] == [*names], f"{cls.__name__} inherits fields, or has annotations that are no fields"
     return hints
-
-
-def _is_keyword_only(cls: Any, name: str) -> bool:
-    return name in getattr(cls, "__dataclass_fields__", ()) and cls.__dataclass_fields__[name].kw_only is True
 
 
 def _wire(name: str, found: tuple[Any, ...]) -> str:

@@ -47,7 +47,6 @@ def frames(draw: st.DrawFn) -> Frame:
     return Frame(
         ballot=BALLOT,
         step=draw(ids),
-        batch=draw(st.integers(0, 100)),
         rows=rows,
         token_ids=tuple(draw(st.lists(ids, min_size=total, max_size=total))),
         ops=tuple(draw(st.lists(op, max_size=3))),
@@ -99,12 +98,12 @@ def test_a_frame_in_pieces_below_the_limit_is_read_as_older_peers_send_it() -> N
 def chunk(payload: bytes) -> Frame:
     """A frame of two tokens with this payload."""
     tensor = Tensor("uint8", (2, len(payload) // 2), payload)
-    return Frame(BALLOT, 1, 0, (Row(1, 0, 2),), (7, 8), tensors={HIDDEN: tensor})
+    return Frame(BALLOT, 1, (Row(1, 0, 2),), (7, 8), tensors={HIDDEN: tensor})
 
 
 def test_a_decode_frame_costs_little_more_than_its_activations() -> None:
     hidden = Tensor("bfloat16", (1, 4096), bytes(8192))
-    (message,) = encode_frame(Frame(BALLOT, 9, 0, (Row(7, 100, 1, 1),), (42,), tensors={HIDDEN: hidden}))
+    (message,) = encode_frame(Frame(BALLOT, 9, (Row(7, 100, 1, 1),), (42,), tensors={HIDDEN: hidden}))
     assert len(message) < 8192 + 128
 
 
@@ -163,6 +162,6 @@ def test_a_tensor_of_other_bytes_than_its_shape_needs_is_refused_before_memory_i
 
 
 def test_what_a_stage_says_of_a_fault_is_printable() -> None:
-    frame = Frame(BALLOT, 1, 0, faults=(Fault(1, 0, "engine_error", "\x1b[31mEVIL\nforged"),))
+    frame = Frame(BALLOT, 1, faults=(Fault(1, 0, "engine_error", "\x1b[31mEVIL\nforged"),))
     arrived = carried(frame)
     assert arrived is not None and arrived.faults[0].message == "\ufffd[31mEVIL\ufffdforged"

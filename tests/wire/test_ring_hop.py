@@ -30,7 +30,7 @@ def hello(ballot: Ballot = BALLOT, instance: str = "i", stage: int = 0) -> RingH
 
 def frame(step: int, floats: int = 16) -> Frame:
     hidden = Tensor.from_numpy(np.full((1, floats), step, dtype=np.float32))
-    return Frame(BALLOT, step, 0, (Row(1, step, 1),), (step,), tensors={HIDDEN: hidden})
+    return Frame(BALLOT, step, (Row(1, step, 1),), (step,), tensors={HIDDEN: hidden})
 
 
 class Receiving:

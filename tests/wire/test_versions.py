@@ -231,7 +231,7 @@ def test_an_api_key_with_limits_that_are_unknown_is_not_taken_over() -> None:
 
 
 def carried(*ops: Any) -> Frame:
-    frame = FrameAssembler().feed(b"".join(encode_frame(Frame(Ballot(1, "a"), 1, 0, ops=ops))))
+    frame = FrameAssembler().feed(b"".join(encode_frame(Frame(Ballot(1, "a"), 1, ops=ops))))
     assert frame is not None
     return frame
 

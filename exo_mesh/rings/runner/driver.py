@@ -412,7 +412,6 @@ class Driver:
         frame = Frame(
             self._ballot,
             self._last_step,
-            self._last_step % self._limits.num_stages,
             work.rows,
             work.token_ids,
             tuple(self._ops),

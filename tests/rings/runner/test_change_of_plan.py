@@ -178,8 +178,8 @@ async def test_frames_of_the_old_ballot_are_dropped_by_a_stage_that_goes_on() ->
     told: list[int] = []
     setup = replace(worker._setup, plan=replace(worker._setup.plan, ballot=HIGHER), model_dir=Path())
     worker.change(Change(setup, 2, told.append))
-    await worker.accept(Frame(BALLOT, 1, 0, (Row(9, 3, 1),), (5,)))
-    await worker.accept(Frame(HIGHER, 1, 0, (Row(9, 0, 1),), (5,)))
+    await worker.accept(Frame(BALLOT, 1, (Row(9, 3, 1),), (5,)))
+    await worker.accept(Frame(HIGHER, 1, (Row(9, 0, 1),), (5,)))
     async with asyncio.timeout(5):
         while not sent:
             await asyncio.sleep(0.001)

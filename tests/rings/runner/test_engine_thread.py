@@ -330,7 +330,7 @@ def test_a_stage_parts_where_chunks_take_long_to_compute_and_to_send(monkeypatch
         running = asyncio.create_task(worker.run(send))
         for step in range(1, 5):
             worker.engine.insert(step, 100)  # type: ignore[union-attr]
-            await worker.accept(Frame(BALLOT, step, 0, (Row(step, 0, 40),), (1,) * 40))
+            await worker.accept(Frame(BALLOT, step, (Row(step, 0, 40),), (1,) * 40))
         async with asyncio.timeout(5):
             while len(sent) < 4:
                 await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ def budget_of(engine: Hungry, kv_bytes: int = 50_000, planned: int = 500) -> KvB
 def hold(engine: Hungry, budget: KvBudget, sequence: int, length: int) -> int:
     engine.lengths[sequence] = length
     rows = (Row(sequence, 0, length),)
-    return budget.computed(Frame(BALLOT, 1, 0, rows, (0,) * length, (Insert(sequence, 1000),)))
+    return budget.computed(Frame(BALLOT, 1, rows, (0,) * length, (Insert(sequence, 1000),)))
 
 
 def test_an_engine_that_takes_what_was_planned_holds_what_was_planned() -> None:
@@ -51,7 +51,7 @@ def test_room_to_grow_is_missing_elsewhere_and_comes_back() -> None:
     assert hold(engine, budget, 1, 10) == 500 - 54
     assert hold(engine, budget, 2, 65) == 500 - 54 - 63
     del engine.lengths[2]
-    assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == 500 - 54
+    assert budget.computed(Frame(BALLOT, 3, ops=(Remove(2),))) == 500 - 54
 
 
 def test_sequences_may_fill_the_buffers_that_they_have_while_the_stage_keeps_to_its_plan() -> None:
@@ -69,7 +69,7 @@ def test_the_engine_is_asked_from_time_to_time_only() -> None:
     budget = budget_of(engine)
     hold(engine, budget, 1, 100)
     engine.lengths[1] = 300  # it takes more than the frames say
-    answers = [budget.computed(Frame(BALLOT, 2 + n, 0, (Row(1, 100 + n, 1),), (0,))) for n in range(LOOK_EVERY)]
+    answers = [budget.computed(Frame(BALLOT, 2 + n, (Row(1, 100 + n, 1),), (0,))) for n in range(LOOK_EVERY)]
     assert set(answers[:-1]) == {500}
     assert answers[-1] == 500 - 200 + LOOK_EVERY
 
@@ -107,9 +107,9 @@ def test_positions_of_a_copy_count_as_soon_as_it_is_made() -> None:
     budget = budget_of(engine)
     before = hold(engine, budget, 1, 100)
     engine.lengths[2] = 80
-    assert budget.computed(Frame(BALLOT, 2, 0, ops=(Copy(2, 1, 80, 1000),))) == before
+    assert budget.computed(Frame(BALLOT, 2, ops=(Copy(2, 1, 80, 1000),))) == before
     engine.lengths[2] = 0
-    assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == before
+    assert budget.computed(Frame(BALLOT, 3, ops=(Remove(2),))) == before
 
 
 class Copying(Hungry):
@@ -117,7 +117,7 @@ class Copying(Hungry):
 
 
 def applied(budget: KvBudget, *ops: Op) -> KvBudget:
-    budget.computed(Frame(BALLOT, 2, 0, ops=ops))
+    budget.computed(Frame(BALLOT, 2, ops=ops))
     return budget
 
 

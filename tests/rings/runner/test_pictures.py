@@ -299,7 +299,7 @@ async def test_a_driver_of_an_older_version_refuses_images_with_the_reason() -> 
 def test_a_frame_with_an_image_survives_the_wire() -> None:
     one = picture(4, side=2000)
     op = ShowImage(3, one.spec)
-    frame = Frame(BALLOT, 1, 0, ops=(op,), tensors={PIXELS: Tensor("uint8", (2000, 2000, 3), one.pixels)})
+    frame = Frame(BALLOT, 1, ops=(op,), tensors={PIXELS: Tensor("uint8", (2000, 2000, 3), one.pixels)})
     assembler, got = FrameAssembler(), None
     for message in encode_frame(frame):
         got = assembler.feed(message)

@@ -125,7 +125,7 @@ class FailingEngine(TinyEngine):
 def test_an_engine_that_fails_ends_a_group_and_else_only_the_rows(is_rank: bool) -> None:
     stage = Stage(FailingEngine(True, False), 0, is_rank=is_rank)
     with pytest.raises(EngineError, match="out of memory") if is_rank else contextlib.nullcontext():
-        result = stage.process(Frame(BALLOT, 1, 0, frame(1).rows, (1,)))
+        result = stage.process(Frame(BALLOT, 1, frame(1).rows, (1,)))
         assert [fault.sequence for fault in result.frame.faults] == [1]
 
 

@@ -201,7 +201,7 @@ async def test_every_sequence_that_begins_at_a_stage_ends_there() -> None:
 
 def test_a_rank_refuses_a_copy_like_the_others_and_ends_with_any_other_error() -> None:
     """All ranks of a group hold the same, so what one cannot copy none can."""
-    frame = Frame(BALLOT, 1, 0, ops=(Insert(1, 9), Copy(2, 1, 5, 9)))
+    frame = Frame(BALLOT, 1, ops=(Insert(1, 9), Copy(2, 1, 5, 9)))
     engine = CopyingEngine(True, True)
     rank = Stage(engine, 4, is_rank=True)
     (fault,) = rank.process(frame).frame.faults

@@ -220,9 +220,9 @@ def test_an_engine_learns_that_a_sequence_is_only_kept() -> None:
             self.kept += (sequence,)
 
     engine = Keeping(True, True)
-    Stage(engine, 0).process(Frame(BALLOT, 1, 0, ops=(Insert(7, 9), Keep(7))))
+    Stage(engine, 0).process(Frame(BALLOT, 1, ops=(Insert(7, 9), Keep(7))))
     assert engine.kept == (7,) and engine.sequences() == [7]
-    Stage(TinyEngine(True, True), 0).process(Frame(BALLOT, 1, 0, ops=(Insert(7, 9), Keep(7))))
+    Stage(TinyEngine(True, True), 0).process(Frame(BALLOT, 1, ops=(Insert(7, 9), Keep(7))))
 
 
 def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytest.MonkeyPatch) -> None:

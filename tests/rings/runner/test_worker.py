@@ -60,7 +60,7 @@ async def test_an_error_in_a_frame_that_was_read_directly_ends_the_runner() -> N
 
     running = asyncio.create_task(worker.run(send))
     await asyncio.sleep(0)
-    await worker.accept(Frame(BALLOT, 1, 0, (Row(1, 0, 1),), (5,), ops=(Insert(1, 8),)))
+    await worker.accept(Frame(BALLOT, 1, (Row(1, 0, 1),), (5,), ops=(Insert(1, 8),)))
     with pytest.raises(RuntimeError, match="no more room"):
         await asyncio.wait_for(running, 5)
 

@@ -28,9 +28,7 @@ DEADLINE_S = 0.5
 def good_messages(ballot: Ballot, step: int) -> list[bytes]:
     """Returns a hello and a frame with rows, ops, a tensor and a fault."""
     hidden = Tensor.from_numpy(np.ones((2, 16), dtype=np.float32))
-    frame = Frame(
-        ballot, step, 0, (Row(1, 0, 2, 1),), (5, 6), (Insert(1, 4),), {HIDDEN: hidden}, (Fault(9, 0, "x", "y"),)
-    )
+    frame = Frame(ballot, step, (Row(1, 0, 2, 1),), (5, 6), (Insert(1, 4),), {HIDDEN: hidden}, (Fault(9, 0, "x", "y"),))
     return list(encode_frame(frame))
 
 

@@ -223,7 +223,7 @@ class LonelyEngine(SavingEngine):
 def test_a_rank_that_is_lost_while_they_agree_ends_the_group(op: Op) -> None:
     stage = Stage(LonelyEngine(True, False), 0, is_rank=True)
     with pytest.raises(RankLostError):
-        stage.process(Frame(BALLOT, 1, 0, ops=(op,)))
+        stage.process(Frame(BALLOT, 1, ops=(op,)))
 
 
 @pytest.mark.parametrize("is_rank", [True, False])
@@ -241,7 +241,7 @@ async def test_ranks_wait_for_all_files_of_one_frame_no_longer_than_for_one(
     monkeypatch.setattr(engine, "agree", lambda mine: mine, raising=False)
     stage = Stage(engine, 0, is_rank=is_rank, disk=ring.second_store)
     ops = tuple(Copy(number, 0, 64, 80, disk=bytes([number]) * 16) for number in (1, 2, 3))
-    result = stage.process(Frame(BALLOT, 1, 0, ops=ops))
+    result = stage.process(Frame(BALLOT, 1, ops=ops))
     assert [fault.code for fault in result.frame.faults] == [NO_COPY] * 3
     assert sum(waits) == pytest.approx(RANK_TAKE_S if is_rank else 3 * TAKE_S)
 
