@@ -111,6 +111,16 @@ def test_the_health_route_is_timed_while_streams_run(capsys: pytest.CaptureFixtu
     assert float(this.rpartition("/healthz p99 ")[2].removesuffix(" ms")) > 0
 
 
+@pytest.mark.slow
+def test_the_silence_of_a_stream_whose_owner_is_killed_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["early-kill", "--engine", "numpy", "--rounds", "1", "--json"]) == 0
+    without, with_one = json.loads(capsys.readouterr().out)
+    assert (without["spares"], with_one["spares"]) == (0, 1)
+    assert all(
+        one["ready_s"] < one["killed_s"] and one["silent_s"] > 0 and one["chunks"] > 100 for one in (without, with_one)
+    )
+
+
 @pytest.mark.extended
 def test_nodes_that_start_at_once_beside_a_busy_process_are_one_mesh(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["at-once", "--nodes", "3", "--busy", "1"]) == 0
