@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from exo_mesh.errors import ModelError
+from exo_mesh.weights.gguf import QUANT_METHOD
 from exo_mesh.weights.gguf_blocks import READABLE
-from exo_mesh.weights.gguf_config import QUANT_METHOD
 from exo_mesh.weights.gguf_lines import needs_conversion
 from exo_mesh.weights.lines import LineReader, line_reader
 from exo_mesh.weights.model_files import read_json

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
-from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf import QUANT_METHOD
 from exo_mesh.weights.packed.settings import METHODS
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from exo_mesh.domain.embedding import ENCODERS
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
 from exo_mesh.engine.floors import too_old, upgrade
-from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf import QUANT_METHOD
 from exo_mesh.weights.packed.settings import METHODS
 from exo_mesh_torch.families import TEXT_OF_FAMILIES, VISION_FAMILIES
 from exo_mesh_torch.options import check_options

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf import QUANT_METHOD
 from exo_mesh.weights.packed.tensors import is_packed_config
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)

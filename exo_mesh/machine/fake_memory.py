@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 
 from exo_mesh.errors import InputError
-from exo_mesh.machine.mac_memory import MacMemory
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
 from exo_mesh.settings.values import size
 
@@ -27,7 +26,11 @@ def reader_for(override_bytes: int | None, file: Path | None) -> MemoryReader:
         return lambda: overridden(override_bytes)
     if file is not None:
         return FakeMemoryFile(file)
-    return MacMemory() if sys.platform == "darwin" else read_memory
+    if sys.platform != "darwin":
+        return read_memory
+    from exo_mesh.machine.mac_memory import MacMemory
+
+    return MacMemory()
 
 
 def overridden(total_bytes: int) -> MemoryReading:

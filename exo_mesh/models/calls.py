@@ -19,7 +19,6 @@ from exo_mesh.mesh.membership.port import Calls
 from exo_mesh.models.card_json import card_from_json, card_to_json, survey_from_json, survey_to_json
 from exo_mesh.models.local_files import Holding, Layers, Wants
 from exo_mesh.models.self_tested import SelfTested
-from exo_mesh.models.text_sending import text_files
 from exo_mesh.weights.fetched import FetchedFile
 from exo_mesh.wire.call_access import ANYBODY, owner
 from exo_mesh.wire.channel_options import MAX_MESSAGE_BYTES
@@ -182,6 +181,8 @@ async def answer_read_text_files(
     local_dir: Callable[[str], Path], request: pb.ReadTextFilesRequest
 ) -> AsyncGenerator[pb.TextFile, None]:
     """local_dir: see Catalogue."""
+    from exo_mesh.models.text_sending import text_files
+
     model_dir = await asyncio.to_thread(local_dir, request.model)
     files = text_files(model_dir, images=request.takes_image_files, later=request.takes_later_text_files)
     async with aclosing(files):

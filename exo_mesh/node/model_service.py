@@ -23,8 +23,6 @@ from exo_mesh.errors import (
 )
 from exo_mesh.mesh.membership.service import Membership
 from exo_mesh.models.calls import drop_model, introduce, pull
-from exo_mesh.models.cards.companions import companions_of
-from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.entry import ModelEntry
 from exo_mesh.models.fetcher.wire import FILES_ONLY, HubModel
@@ -189,6 +187,8 @@ class ModelService:
 
     async def add_card(self, repo: str) -> ModelEntry:
         """Makes a card from the config and headers of a hub repository, for all peers. Raises as `find`."""
+        from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
+
         card = await self.find_card(repo, may_download=True)
         await self._downloads.introduce(card.name, card.digest)
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
@@ -230,6 +230,8 @@ class ModelService:
     async def _start_companions(self, model: str, peers: Sequence[str]) -> None:
         """Starts downloads of the repositories that the model's card names. Raises MeshError if a required one
         fails."""
+        from exo_mesh.models.cards.companions import companions_of
+
         described = self._shelf.card(model)
         for one in [] if described is None else companions_of(described):
             try:

@@ -16,8 +16,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.model_settings import quantization_of, text_config, token_ids
 from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.gguf import BLOCK_SIZES
-from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf import BLOCK_SIZES, QUANT_METHOD
 from exo_mesh.weights.model_files import (
     ADDED_TOKENS_FILE,
     LENGTH_FILE,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from exo_mesh.base.process_limits import limit_work
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_card
@@ -77,6 +76,8 @@ def _ask(model_dir: Path, name: str) -> ModelCard:
 
 def main(argv: list[str]) -> int:
     """Print {"card": …} or {"unusable": why}."""
+    from exo_mesh.base.process_limits import limit_work
+
     model_dir, name = argv
     limit_work(LIMIT_S, MEMORY_BYTES)
     try:

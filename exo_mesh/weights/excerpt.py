@@ -18,7 +18,7 @@ from exo_mesh.domain.model_settings import text_config
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import is_side_model, is_vocabulary, layer_of
 from exo_mesh.weights.fetched import is_here, read_manifest
-from exo_mesh.weights.gguf_config import QUANT_METHOD
+from exo_mesh.weights.gguf import QUANT_METHOD
 from exo_mesh.weights.gguf_lines import GgufLines, needs_conversion
 from exo_mesh.weights.model_files import label, read_json
 from exo_mesh.weights.safetensors import (

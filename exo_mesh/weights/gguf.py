@@ -25,6 +25,8 @@ from exo_mesh.weights.safetensors import TensorInfo, TensorTable, on_disk
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+QUANT_METHOD = "gguf"
+"""Value of quantization_config.quant_method in the config.json that a GGUF model gets."""
 
 MAX_HEADER_BYTES = 100_000_000
 """Most bytes of a header, as for safetensors. A vocabulary of 262,000 tokens with its merges takes about 20 MB."""

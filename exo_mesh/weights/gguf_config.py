@@ -8,14 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.gguf import GgufArray, GgufHeader
+from exo_mesh.weights.gguf import QUANT_METHOD, GgufArray, GgufHeader
 from exo_mesh.weights.gguf_families import ROPE_FACTORS, GgufFamily
 from exo_mesh.weights.gguf_table import gguf_family
 from exo_mesh.weights.model_files import shown
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
-
-QUANT_METHOD = "gguf"
-"""Value of quantization_config.quant_method in the config.json of a GGUF model."""
 
 MAX_FACTORS = 4_096
 """Most frequencies of a rotary embedding, which are half of the width of a head."""

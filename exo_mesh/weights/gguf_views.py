@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from exo_mesh.base.process_limits import limit_work
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.fetched import SCRATCH_PREFIX
 from exo_mesh.weights.gguf_table import is_model_file, read_headers, shard_names, without_shard
@@ -216,6 +215,8 @@ def write_texts(directory: Path, first: str, out: Path) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Write the texts; print {"made": names} or {"unusable": why}."""
+    from exo_mesh.base.process_limits import limit_work
+
     directory, first, out = argv
     limit_work(LIMIT_S, MEMORY_BYTES)
     try:

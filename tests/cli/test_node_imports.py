@@ -59,7 +59,7 @@ async def start(home):
 asyncio.run(start(sys.argv[1]))
 """
 
-MOST_MODULES = 468
+MOST_MODULES = 461
 """Most modules of ours that a node has imported when it is ready. Each takes 0.3 ms of the start and some 30 kB; a
 handler, a page or a child process that few nodes use is imported at its first use."""
 

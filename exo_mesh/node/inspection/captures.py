@@ -15,7 +15,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 from exo_mesh.base.tasks import Bound
-from exo_mesh.machine.process_capture import memory_of, run_tools, threads_of
 from exo_mesh.rings.hosting.supervisor import Runner
 
 MAX_PROCESSES = 16
@@ -68,6 +67,8 @@ async def _runner(instance_id: str, runner: Runner) -> dict[str, Any]:
 
 
 async def _system_view(pid: int) -> dict[str, Any]:
+    from exo_mesh.machine.process_capture import memory_of, run_tools, threads_of
+
     threads, memory, tools = await asyncio.gather(
         asyncio.to_thread(threads_of, pid), asyncio.to_thread(memory_of, pid), run_tools(pid)
     )
