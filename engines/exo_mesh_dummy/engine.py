@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
@@ -66,7 +67,9 @@ class DummyStage:
     """A stage whose next token is a hash of (last token, its position), so every split of the layers gives the same
     text."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True, shares_from=LEAST_SHARED)
+    capabilities = Capabilities(
+        ragged=True, rollback=ANY_POSITION, dtypes=(DTYPE,), row_exact=True, shares_from=LEAST_SHARED
+    )
 
     def __init__(self) -> None:
         self._sequences: dict[int, _DummySequence] = {}

@@ -9,6 +9,7 @@ import numpy as np
 
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     UNKNOWN_STAGE,
     Capabilities,
     KvKind,
@@ -66,7 +67,7 @@ class _FrameWork(msgspec.Struct):
 class LlamaCppStage:
     """A stage that computes with llama.cpp."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self, load: LoadStage = load_stage) -> None:
         """load: makes the parts of a stage from a request."""
@@ -299,7 +300,7 @@ def _capabilities(stage: LoadedStage) -> Capabilities:
     return Capabilities(
         ragged=True,
         # a saved state has of a layer with a window only the last positions: a copy cannot go back behind them
-        rollback="none" if stage.recurrent or stage.windowed else "any",
+        rollback=0 if stage.recurrent or stage.windowed else ANY_POSITION,
         dtypes=wire.ACTIVATION_DTYPES,
         kv=kinds,
         inputs=() if stage.shard.is_first else spec,

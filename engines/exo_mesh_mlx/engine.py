@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
@@ -75,7 +76,7 @@ class MlxStage:
     As a rank of a tensor group it gets the same calls as the other ranks, and computes its share of each layer.
     """
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
         self._stage: MlxGhostStage | WholeStage | None = None
@@ -481,7 +482,7 @@ class MlxStage:
         self._saved_form = saving.form_of(cache)
         self.capabilities = Capabilities(
             ragged=True,
-            rollback="any" if can_trim else "none",
+            rollback=ANY_POSITION if can_trim else 0,
             dtypes=wire.ACTIVATION_DTYPES,
             kv=kv_kinds(cache.own_entries()),
             inputs=packets.specs(stage.inputs),

@@ -12,6 +12,7 @@ from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     UNKNOWN_STAGE,
     Capabilities,
     LoadProgress,
@@ -62,7 +63,7 @@ class _Work(msgspec.Struct):
 class NumpyStage:
     """A stage that computes with NumPy. Rows of any lengths may share a forward, and share its products."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
         self._stage: _Loaded | None = None
@@ -92,7 +93,7 @@ class NumpyStage:
         spec = (TensorSpec(HIDDEN, dtype, (config.hidden_size,)),)
         self.capabilities = Capabilities(
             ragged=True,
-            rollback="any",
+            rollback=ANY_POSITION,
             dtypes=wire.ACTIVATION_DTYPES,
             inputs=() if shard.is_first else spec,
             outputs=() if shard.is_last else spec,

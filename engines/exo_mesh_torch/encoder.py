@@ -11,6 +11,7 @@ import torch
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     UNKNOWN_STAGE,
     Capabilities,
     LoadProgress,
@@ -49,7 +50,7 @@ class TorchEncoder:
         spec = (TensorSpec(HIDDEN, wire.dtype_name(self._passed_on), (self._width,)),)
         self.capabilities = Capabilities(
             ragged=True,
-            rollback="any",
+            rollback=ANY_POSITION,
             dtypes=wire.ACTIVATION_DTYPES,
             kv=(),
             inputs=() if shard.is_first else spec,

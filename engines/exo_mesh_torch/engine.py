@@ -64,7 +64,7 @@ and joining it would copy its KV."""
 class TorchStage:
     """Runs a layer range of one of transformers' models on one device."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+    capabilities = Capabilities(ragged=True, rollback=0, dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
         self._encoder: TorchEncoder | None = None
@@ -297,7 +297,7 @@ class TorchStage:
         spec = (TensorSpec(HIDDEN, name, (math.prod(model.hidden_shape),)),)
         return Capabilities(
             ragged=True,
-            rollback="any" if model.can_roll_back else "none",
+            rollback=model.rollback,
             dtypes=wire.ACTIVATION_DTYPES,
             kv=model.kv_kinds,
             inputs=() if model.is_first else spec,

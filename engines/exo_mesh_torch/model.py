@@ -13,7 +13,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from exo_mesh.engine.contract import KvKind
+from exo_mesh.engine.contract import ANY_POSITION, KvKind
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.model_files import read_json
@@ -160,8 +160,8 @@ class StageModel:
         return self.layers.stop == self._opened.trace.num_layers
 
     @property
-    def can_roll_back(self) -> bool:
-        return self._opened.caches.can_roll_back(self.layers)
+    def rollback(self) -> int:
+        return ANY_POSITION if self._opened.caches.can_roll_back(self.layers) else 0
 
     @property
     def kv_kinds(self) -> tuple[KvKind, ...]:

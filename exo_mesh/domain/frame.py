@@ -6,7 +6,7 @@ the time. `array_like` leaves the field names off the wire.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -37,7 +37,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     hidden states for the last `num_hidden` of them. A row never wants both.
 
     A stage brings the KV of the sequence to length pos0, appends n, and computes. second: in a row with a pair of
-    texts, the index of the first token of the second text; 0 in any other row.
+    texts, the index of the first token of the second text; 0 in any other row. drafted: its first token is a draft, so
+    a later row may begin at pos0, or before.
     """
 
     sequence: int
@@ -46,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     num_logits: int = 0
     num_hidden: int = 0
     second: int = 0
+    drafted: bool = False
 
     def __post_init__(self) -> None:
         wanted = self.num_logits or self.num_hidden
@@ -53,6 +55,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"bad row {self.sequence}: pos0={self.pos0} n={self.n} num_logits={self.num_logits}")
         if (self.num_logits and self.num_hidden) or not 0 <= self.second < self.n:
             raise ValueError(f"bad row {self.sequence}: num_hidden={self.num_hidden} second={self.second} n={self.n}")
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether a later row may begin at this row's pos0: it has drafts."""
+        return self.drafted or (self.num_logits > 1 and self.n <= LONGEST_DRAFT)
 
 
 class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -167,26 +174,38 @@ class DiskNews(msgspec.Struct, frozen=True, array_like=True):
     fetched: tuple[bytes, ...] = ()
 
 
+ANY_POSITION = 2**31 - 1
+"""A number of positions to cut back that stands for all of them: more than any sequence has."""
+
+
 class StageReport(msgspec.Struct, frozen=True, array_like=True):
     """A stage's report on a frame that it passes on: seconds of computing it, and of waiting in the queue before.
     pressure: of memory on its machine; 0 there is room, 1 accept no new sequences, 2 run fewer than now. kv_tokens:
     positions that it can hold for all sequences together. kept_tokens: positions that it keeps of ended sequences at
-    most, by its settings. cuts_back: whether its engine can cut KV back to any position. disk: what has happened on its
-    disk, if anything has. shares_from: see Capabilities. shared_tokens: positions that its sequences hold together,
-    counted beyond the first holder of each: kv_tokens counts each sequence at its full length. slack_tokens: positions
-    beyond kv_tokens that its sequences may grow by, because their buffers have room; a new sequence may not take
-    them."""
+    most, by its settings. cuts_anywhere: whether its engine can cut KV back to any position; a node of the version
+    before knows nothing else. disk: what has happened on its disk, if anything has. shares_from: see Capabilities.
+    shared_tokens: positions that its sequences hold together, counted beyond the first holder of each: kv_tokens counts
+    each sequence at its full length. slack_tokens: positions beyond kv_tokens that its sequences may grow by, because
+    their buffers have room; a new sequence may not take them. cut_tokens, cuts_at_rows: `rollback` and `cuts_at_rows`
+    of Capabilities, if not cuts_anywhere."""
 
     compute_s: float
     waited_s: float
     pressure: int = 0
     kv_tokens: int = 2**31
     kept_tokens: int = 2**31
-    cuts_back: bool = True
+    cuts_anywhere: bool = True
     disk: DiskNews | None = None
     shares_from: int = 0
     shared_tokens: int = 0
     slack_tokens: int = 0
+    cut_tokens: Annotated[int, msgspec.Meta(ge=0, le=ANY_POSITION)] = 0
+    cuts_at_rows: bool = False
+
+    @property
+    def cuts_back(self) -> int:
+        """How many of the last positions of a sequence the stage can cut back; ANY_POSITION if all of them."""
+        return ANY_POSITION if self.cuts_anywhere else self.cut_tokens
 
 
 class MemoryStatus(NamedTuple):

@@ -15,6 +15,7 @@ import msgspec
 from exo_mesh.domain.footprint import (
     LibraryMemory as LibraryMemory,  # engines import the parts of the contract from here
 )
+from exo_mesh.domain.frame import ANY_POSITION as ANY_POSITION
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
@@ -25,8 +26,6 @@ from exo_mesh.domain.tensor_group import RankWiring
 
 if TYPE_CHECKING:  # a node does not import NumPy: it would take a sixth of its start
     import numpy as np
-
-Rollback = Literal["any", "checkpoints", "none"]
 
 KvKind = Literal["full", "window", "chunked", "latent", "recurrent"]
 """full: keys and values of every position. window: of the last positions. chunked: of the positions since the last
@@ -57,23 +56,32 @@ class Availability(msgspec.Struct, frozen=True):
 class Capabilities(msgspec.Struct, frozen=True):
     """The declared abilities of a loaded stage.
 
-    ragged: rows of different n may share one forward. rollback: to which positions KV can be cut back. dtypes:
-    activation dtypes accepted on input, whatever dtype the stage computes in. kv: the kinds of KV that its layers keep,
-    each once. inputs, outputs: the tensors that it takes and gives besides rows and token ids, the main tensor first;
-    inputs is empty on the first stage, outputs on the last one, and both on a stage that has not been loaded.
-    row_exact: the bits of a row's result depend neither on the other rows nor on how its prompt was cut into chunks.
-    shares_from: a copy of a sequence holds a common beginning of at least so many positions together with its source,
-    as `SharedPositions` counts it; 0: a copy takes memory of its own.
+    ragged: rows of different n may share one forward. rollback: how many of a sequence's last positions can be cut
+    back, counted from the most that it has held: ANY_POSITION for all of them, 0 for none. A new beginning at position
+    0 always works. cuts_at_rows: a sequence can be cut back only to where one of its last rows began that
+    `may_be_refused`, because the engine keeps the state before each of them; a row that may not be refused ends the
+    earlier ones. dtypes: activation dtypes accepted on input, whatever dtype the stage computes in. kv: the kinds of KV
+    that its layers keep, each once. inputs, outputs: the tensors that it takes and gives besides rows and token ids,
+    the main tensor first; inputs is empty on the first stage, outputs on the last one, and both on a stage that has not
+    been loaded. row_exact: the bits of a row's result depend neither on the other rows nor on how its prompt was cut
+    into chunks. shares_from: a copy of a sequence holds a common beginning of at least so many positions together with
+    its source, as `SharedPositions` counts it; 0: a copy takes memory of its own.
     """
 
     ragged: bool
-    rollback: Rollback
+    rollback: int
     dtypes: tuple[str, ...]
     kv: tuple[KvKind, ...] = ("full",)
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     row_exact: bool = False
     shares_from: int = 0
+    cuts_at_rows: bool = False
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether a sequence can be cut back to any position."""
+        return self.rollback >= ANY_POSITION
 
 
 LEAST_SHARED = 256

@@ -140,7 +140,7 @@ def test_caches_that_cannot_go_back_say_so_and_fault_only_then(
     stage: MlxStage, tmp_path: Path, architecture: str
 ) -> None:
     load(stage, tmp_path, architecture, 0, 4)
-    assert stage.capabilities.rollback == "none"
+    assert stage.capabilities.rollback == 0
     stage.insert(1, 64)
     send = lambda row: stage.forward(StageInput((row,), tuple(IDS[row.pos0 : row.pos0 + row.n]), {})).faults  # noqa: E731
     assert not send(Row(1, 0, 20))

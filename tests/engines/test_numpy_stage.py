@@ -88,7 +88,7 @@ def test_a_stage_tells_what_it_takes_and_gives(model_dir: Path) -> None:
     assert (middle.inputs, middle.outputs) == (spec("float32"), spec("float32"))
     assert (last.inputs, last.outputs) == (spec("float32"), ())
     assert stage_of(model_dir, 0, 1, "bfloat16").capabilities.outputs == spec("bfloat16")
-    assert first.ragged and first.rollback == "any" and first.kv == ("full",)
+    assert first.ragged and first.cuts_anywhere and first.kv == ("full",)
     assert set(first.dtypes) == {"float32", "float16", "bfloat16"}
 
 

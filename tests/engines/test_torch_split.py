@@ -17,7 +17,7 @@ from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import LoadRequest
+from exo_mesh.engine.contract import ANY_POSITION, LoadRequest
 from exo_mesh.errors import ModelError
 from tools.architectures.check import check
 from tools.architectures.pages import TORCH as PAGE
@@ -129,7 +129,7 @@ def test_a_window_that_no_sequence_can_outgrow_is_none(tmp_path: Path) -> None:
         stage.load(LoadRequest(Shard("m", 0, 8, 8), tmp_path, limit, {"threads": "1"}), lambda done, total: None)
         rollback[limit] = (stage.capabilities.rollback, stage.capabilities.kv)
         stage.close()
-    assert rollback == {16: ("any", ("full",)), 512: ("none", ("window",))}
+    assert rollback == {16: (ANY_POSITION, ("full",)), 512: (0, ("window",))}
 
 
 def test_drafts_that_are_rejected_row_by_row_leave_no_trace(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput, TensorSpec
+from exo_mesh.engine.contract import (
+    ANY_POSITION,
+    Capabilities,
+    LoadProgress,
+    LoadRequest,
+    StageInput,
+    StageOutput,
+    TensorSpec,
+)
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.engine.warm_up import CPU_TOKENS, PROMPT_TOKENS, run_first_passes
 from exo_mesh.errors import EngineError
@@ -44,7 +52,7 @@ class SeenStage:
 
     capabilities = Capabilities(
         ragged=True,
-        rollback="any",
+        rollback=ANY_POSITION,
         dtypes=("float32",),
         inputs=(TensorSpec("hidden", "bfloat16", (3,)), TensorSpec("extra", "int64", (2, 2))),
     )

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.engine.contract import Capabilities, StageInput, StageOutput
+from exo_mesh.engine.contract import ANY_POSITION, Capabilities, StageInput, StageOutput
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
@@ -38,7 +38,7 @@ GRAMMARS = Grammars(MODEL_DIR, WOKEN.put)
 class NoiseEngine:
     """Logits depend on all tokens so far and on nothing else, as a model's do."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",), row_exact=True)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",), row_exact=True)
 
     def __init__(self) -> None:
         self.kv: dict[int, list[int]] = {}

@@ -133,10 +133,16 @@ class ServingRing:
         result = self._stages[stage].process(frame)
         frame = result.frame
         if self._computing_s is not None:
-            cuts_back = self.engines[stage].capabilities.rollback == "any"
+            declared = self.engines[stage].capabilities
             pressure = max(self.pressure, self.pressure_of.get(stage, 0))
             report = StageReport(
-                self._computing_s[stage], 0.0, pressure, kept_tokens=self._kept_tokens, cuts_back=cuts_back
+                self._computing_s[stage],
+                0.0,
+                pressure,
+                kept_tokens=self._kept_tokens,
+                cuts_anywhere=declared.cuts_anywhere,
+                cut_tokens=declared.rollback,
+                cuts_at_rows=declared.cuts_at_rows,
             )
             frame = frame.changed(reports=(*frame.reports, report))
         if stage < len(self._stages) - 1:
@@ -156,7 +162,7 @@ class ServingRing:
         """Replace a stage by an empty one, with all frames lost that are on their way. The stages behind it keep what
         they hold, if all can cut KV back; the others begin empty."""
         num_stages = len(self.engines)
-        cuts_back = all(engine.capabilities.rollback == "any" for engine in self.engines)
+        cuts_back = all(engine.capabilities.cuts_anywhere for engine in self.engines)
         kept_from = stage + 1 if cuts_back else num_stages
         for index, engine in enumerate(self.engines[:kept_from]):
             self._stages[index] = Stage(engine, index)

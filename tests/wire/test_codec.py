@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Keep, Remove, Retain, Row, StageReport
+from exo_mesh.domain.frame import (
+    ANY_POSITION,
+    HIDDEN,
+    Copy,
+    Fault,
+    Frame,
+    Insert,
+    Keep,
+    Remove,
+    Retain,
+    Row,
+    StageReport,
+)
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -17,6 +29,7 @@ from exo_mesh.wire.incoming import MalformedError
 
 BALLOT = Ballot(3, "proposer")
 ids = st.integers(0, 2**31)
+positions = st.integers(0, ANY_POSITION)
 seconds = st.floats(0, 1e6)
 
 
@@ -35,13 +48,13 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
     rows = tuple(
-        Row(sequence, pos0, n, num_logits=draw(st.integers(0, n)))
+        Row(sequence, pos0, n, num_logits=draw(st.integers(0, n)), drafted=draw(st.booleans()))
         for sequence, pos0, n in draw(st.lists(st.tuples(ids, ids, st.integers(1, 5)), max_size=4))
     )
     total = sum(row.n for row in rows)
     retain = st.builds(Retain, st.lists(ids, max_size=3).map(tuple))
     copy = st.builds(Copy, ids, ids, ids, ids, st.integers(0, 9))
-    report = st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids, ids, st.booleans())
+    report = st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids, ids, st.booleans(), cut_tokens=positions)
     ends = st.builds(Remove, ids) | st.builds(Keep, ids)
     op = st.one_of(st.builds(Insert, ids, ids), copy, ends, retain)
     return Frame(
@@ -67,6 +80,53 @@ def carried(frame: Frame) -> Frame | None:
 @given(frames())
 def test_a_frame_arrives_as_it_was_sent(frame: Frame) -> None:
     assert carried(frame) == frame
+
+
+class ReportBefore(msgspec.Struct, array_like=True):
+    """What a node of the version before reads and sends of a stage's report."""
+
+    compute_s: float
+    waited_s: float
+    pressure: int = 0
+    kv_tokens: int = 2**31
+    kept_tokens: int = 2**31
+    cuts_back: bool = True
+    disk: None = None
+    shares_from: int = 0
+    shared_tokens: int = 0
+    slack_tokens: int = 0
+
+
+class RowBefore(msgspec.Struct, array_like=True):
+    """The same of a row."""
+
+    sequence: int
+    pos0: int
+    n: int
+    num_logits: int = 0
+    num_hidden: int = 0
+    second: int = 0
+
+
+@pytest.mark.parametrize(("anywhere", "least"), [(True, ANY_POSITION), (False, 0)])
+def test_a_report_of_the_version_before_says_all_positions_or_none(anywhere: bool, least: int) -> None:
+    sent = msgspec.msgpack.encode(ReportBefore(0.1, 0.2, cuts_back=anywhere))
+    report = msgspec.msgpack.decode(sent, type=StageReport)
+    assert (report.cuts_back, report.cuts_at_rows) == (least, False)
+    assert not msgspec.msgpack.decode(msgspec.msgpack.encode(RowBefore(1, 2, 3)), type=Row).drafted
+
+
+@pytest.mark.parametrize(
+    ("anywhere", "tokens", "least"), [(True, ANY_POSITION, ANY_POSITION), (False, 16, 16), (False, 0, 0)]
+)
+def test_the_version_before_reads_whether_all_positions_can_be_cut_back(
+    anywhere: bool, tokens: int, least: int
+) -> None:
+    report = StageReport(0.1, 0.2, cuts_anywhere=anywhere, cut_tokens=tokens, cuts_at_rows=not anywhere)
+    assert report.cuts_back == least
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=ReportBefore).cuts_back == anywhere
+    row = msgspec.msgpack.decode(msgspec.msgpack.encode(Row(1, 2, 3, 3, drafted=True)), type=RowBefore)
+    assert (row.pos0, row.n, row.num_logits) == (2, 3, 3)
 
 
 def test_a_chunk_of_a_prompt_is_one_message_whose_bytes_are_used_as_they_are() -> None:

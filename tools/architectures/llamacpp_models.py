@@ -76,7 +76,7 @@ def _whole(directory: Path) -> LlamaCppStage:
 def reference(directory: Path) -> dict[str, np.ndarray]:
     """The library computes the same frames: how many rows a product has can change its last bit."""
     whole = _whole(directory)
-    parts = ("alone", "together", "restored short", "copied", *(["cut back"] * (whole.capabilities.rollback == "any")))
+    parts = ("alone", "together", "restored short", "copied", *(["cut back"] * whole.capabilities.cuts_anywhere))
     try:
         return {part: computed([whole], part) for part in parts}
     finally:

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model
 
 from tools.architectures.mlx_configs import architectures, num_layers, tiny_config
-from tools.architectures.outcome import Outcome, compare
+from tools.architectures.outcome import Outcome, compare, shown_rollback
 from tools.architectures.trials import MARGIN, MAX_THREE_WAY, SCHEDULES, TOKENS, Schedule, expected
 from tools.stages import Stages
 
@@ -100,7 +100,7 @@ def conclude(directory: Path, outcome: Outcome, stages: Stages, want: Mapping[st
     (whole,) = stages.ring(())
     assert isinstance(whole, MlxStage)
     able = [[f"{one.name} {one.dtype}{list(one.item_shape)}" for one in s.capabilities.outputs] for s in stages.all()]
-    outcome.traits = {"kv": whole.capabilities.kv, "rollback": whole.capabilities.rollback}
+    outcome.traits = {"kv": whole.capabilities.kv, "rollback": shown_rollback([whole.capabilities])}
     outcome.traits |= {"crossing": max(able, key=len), "together": "yes" if whole.batched else "no"}
     blocks = Stages(provider, directory, outcome.layers)
     largest = MARGIN * float(np.sqrt(np.mean(np.square(want["alone"][np.isfinite(want["alone"])]))))

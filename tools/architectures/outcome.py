@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from exo_mesh.engine.contract import Capabilities
 from exo_mesh.errors import MeshError
 from tools.architectures.trials import Split, differences
 from tools.stages import Stages
@@ -45,3 +46,12 @@ def compare(
         outcome.worst[part + what] = max(worst, outcome.worst.get(part + what, 0.0))
         if not worst <= tolerance:
             outcome.different[f"{name} {part}{what}"] = worst
+
+
+def shown_rollback(stages: Iterable[Capabilities]) -> str:
+    """How far all stages can cut a sequence back, as the tables show it."""
+    stages = list(stages)
+    if all(one.cuts_anywhere for one in stages):
+        return "any"
+    least = min(one.rollback for one in stages)
+    return f"{least}{' at rows' if any(one.cuts_at_rows for one in stages) else ''}" if least else "none"

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.weights.model_files import read_json
-from tools.architectures.outcome import Outcome
+from tools.architectures.outcome import Outcome, shown_rollback
 from tools.architectures.torch_configs import causal_families, tiny_settings
 from tools.architectures.torch_families import NUM_LAYERS
 from tools.architectures.trials import SCHEDULES, TOKENS, expected
@@ -119,5 +119,5 @@ def conclude(directory: Path, outcome: Outcome, stages: Stages, want: Mapping[st
     able = [stage.capabilities for stage in stages.ring(outcome.cuts[len(outcome.cuts) // 2 :][:1])]
     outcome.traits = {
         "kv": list(dict.fromkeys(kind for one in able for kind in one.kv)),
-        "rollback": "any" if all(one.rollback == "any" for one in able) else "none",
+        "rollback": shown_rollback(able),
     }

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     Availability,
     Capabilities,
     LoadProgress,
@@ -65,7 +66,7 @@ class FaultyStage:
         self._inner: StageEngine | None = None
         self._num_forwards = 0
         self._rng = np.random.default_rng(os.getpid())
-        self.capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",))
+        self.capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",))
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         self._plan, others = parse(dict(request.options))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
+    ANY_POSITION,
     UNKNOWN_STAGE,
     Capabilities,
     LoadProgress,
@@ -27,7 +28,7 @@ class BigramStage:
     """Keeps no KV: of a sequence it knows its length and the room that was made for it."""
 
     # one token at a time through the same matrix-vector products, so no row can change the bits of another
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",), kv=(), row_exact=True)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",), kv=(), row_exact=True)
 
     def __init__(self) -> None:
         self._mix: list[np.ndarray] = []

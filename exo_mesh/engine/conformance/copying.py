@@ -169,4 +169,4 @@ def test_a_refused_move_changes_nothing(copiers: Stages, alike: Alike) -> None:
 
 
 def _rolls_back(stages: Stages) -> bool:
-    return all(engine.capabilities.rollback == "any" for engine in stages.engines)
+    return all(engine.capabilities.cuts_anywhere for engine in stages.engines)

@@ -203,7 +203,7 @@ async def _listen(worker: Worker, endpoint: Endpoint, node_link: NodeLink, bindi
     group = None if check is None else GroupFigures(check, worker.deadline_s)
     memory_bytes = worker.engine.memory_bytes()
     loaded = LoadOutcome(memory_bytes, worker.load_s, declared.inputs, declared.outputs, group)
-    node_link.report(RunnerReady(loaded, declared.rollback == "any"))
+    node_link.report(RunnerReady(loaded, declared.cuts_anywhere))
 
 
 async def _until_first(*parts: object) -> None:

@@ -268,7 +268,7 @@ class Stage:
             raise EngineError("this stage has no files on disk")
         saved = self._disk.take(op.disk, patience_s)
         try:
-            if self._engine.capabilities.rollback != "any" and saved.length != op.upto:
+            if not self._engine.capabilities.cuts_anywhere and saved.length != op.upto:
                 raise EngineError(f"the file has {saved.length} positions, {op.upto} are wanted")
             if saved.length <= op.max_tokens:
                 self._engine.restore(op.sequence, op.max_tokens, saved)

@@ -98,7 +98,6 @@ class Worker:
         self._disk: DiskStore | None = None
         self._ballot = setup.plan.ballot
         self._budget: KvBudget | None = None
-        self._cuts_back = True
         self.rest = RingRest(self._is_busy, on_use)
         self._on_shortage = on_shortage
 
@@ -139,7 +138,6 @@ class Worker:
             disk = disk_index(setup, self._disk)
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix, disk)
         self.engine = engine
-        self._cuts_back = engine.capabilities.rollback == "any"
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)
         self.load_s = time.perf_counter() - start
@@ -446,9 +444,11 @@ class Worker:
             pressure, tokens = MemoryStatus(pressure, tokens).worse(others)
             slack_tokens = max(0, most - tokens)
         news = None if self._disk is None else self._disk.take_news()
+        assert self.engine is not None, "it has been loaded"
+        declared = self.engine.capabilities
         return StageReport(
-            compute_s, waited_s, pressure, tokens, budget.most_kept_tokens, self._cuts_back, news, budget.shared.least,
-            budget.shared_tokens, slack_tokens,
+            compute_s, waited_s, pressure, tokens, budget.most_kept_tokens, declared.cuts_anywhere, news,
+            budget.shared.least, budget.shared_tokens, slack_tokens, declared.rollback, declared.cuts_at_rows,
         )  # fmt: skip
 
     def _computed(self, result: StageResult) -> None:

@@ -19,7 +19,7 @@ from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
-from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.engine.contract import ANY_POSITION, Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.group.ranks import RankLinks
@@ -41,7 +41,7 @@ Call = tuple[str, object]
 class NotingEngine:
     """The next token is the last one plus 1. `calls`: what was asked of it, in order; `log`: the same for all ranks."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",))
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",))
 
     def __init__(self, rank: int, log: list[tuple[int, Call]]) -> None:
         self.rank, self.log = rank, log

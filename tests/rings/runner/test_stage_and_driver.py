@@ -18,7 +18,7 @@ from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Keep, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.tensor import Tensor
-from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.engine.contract import ANY_POSITION, Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
 from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.mailbox import Mailbox
@@ -34,7 +34,7 @@ BALLOT = Ballot(1, "test")
 
 
 class TinyEngine:
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",))
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",))
 
     def __init__(self, first: bool, last: bool) -> None:
         self.first, self.last = first, last
@@ -157,7 +157,7 @@ def ids(events: list[pb.TokenEvent]) -> list[int]:
 
 async def test_an_engine_that_takes_only_rows_of_one_length_gets_them_so() -> None:
     class Plain(TinyEngine):
-        capabilities = Capabilities(ragged=False, rollback="any", dtypes=("float32",))
+        capabilities = Capabilities(ragged=False, rollback=ANY_POSITION, dtypes=("float32",))
 
         def forward(self, stage_input: StageInput) -> StageOutput:
             assert len({row.n for row in stage_input.rows}) == 1

@@ -317,7 +317,7 @@ class PrefixCache(msgspec.Struct):
     def learn(self, reports: Iterable[StageReport]) -> None:
         """Note the limits of all stages: the smallest cache, and whether each of them can cut KV back."""
         reports = list(reports)
-        cuts_back = all(report.cuts_back for report in reports)
+        cuts_back = all(report.cuts_anywhere for report in reports)
         if cuts_back != self.cuts_back:
             for kept in [one for one in self._kept.values() if one.runs]:
                 self._forget(kept.id)

@@ -114,7 +114,7 @@ class DiskRing(CachingRing):
             result = stage.process(frame)
             frame, logits, hidden = result.frame, result.logits, result.hidden
             news = self.stores[index].take_news() if self.uses_disk[index] else None
-            reports.append(StageReport(0.0, 0.0, cuts_back=self.cache.cuts_back, disk=news))
+            reports.append(StageReport(0.0, 0.0, cuts_anywhere=self.cache.cuts_back, disk=news))
         self.driver.returned(frame.changed(reports=tuple(reports)), logits, hidden)
         self.driver.callers.deliver()
 

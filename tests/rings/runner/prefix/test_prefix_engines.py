@@ -196,7 +196,7 @@ class PrefixStory:
 
 
 def _cut_back(engines: list[StageEngine]) -> bool:
-    return all(engine.capabilities.rollback == "any" for engine in engines)
+    return all(engine.capabilities.cuts_anywhere for engine in engines)
 
 
 FAST_ENGINES = ("dummy", "numpy", "llamacpp")

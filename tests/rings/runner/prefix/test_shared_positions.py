@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.frame import Copy, Remove, StageReport
-from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS, Capabilities
+from exo_mesh.engine.contract import ANY_POSITION, LEAST_SHARED, MOST_PARTS, Capabilities
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
 from tests.rings.runner.prefix.random_ring import CachingRing
@@ -97,7 +97,7 @@ def test_what_is_counted_is_the_union_of_what_sequences_hold(seed: int) -> None:
 class SharingEngine(KeepingEngine):
     """Takes BYTES for each position in memory; copies share the beginning, if `shares`."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",), shares_from=LEAST_SHARED)
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",), shares_from=LEAST_SHARED)
 
     def __init__(self, is_first: bool, is_last: bool) -> None:
         super().__init__(is_first, is_last)
@@ -170,7 +170,7 @@ class BudgetRing(CachingRing):
 class CopyingEngine(SharingEngine):
     """Its copies take memory of their own."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",))
+    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=("float32",))
 
     def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
         KeepingEngine.copy(self, source, sequence, upto, max_tokens)
