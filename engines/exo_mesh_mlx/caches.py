@@ -12,13 +12,14 @@ import msgspec
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
+from exo_mesh_mlx.kv import ChunkKVCache, Pasts, WindowKVCache, can_cut, is_state, parts_of
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, once_each, ragged
 from exo_mesh_mlx.shared import parts as shared_parts
 from exo_mesh_mlx.shared.blocks import BlockRows, KvBlock
 from exo_mesh_mlx.shared.parts import PartedKVCache
 from exo_mesh_mlx.trace import MlxTrace
 
-_KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache, PartedKVCache)
+_KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, WindowKVCache, ChunkKVCache, PartedKVCache)
 
 
 class CacheLayout(msgspec.Struct, frozen=True):
@@ -77,6 +78,7 @@ class SequenceCache:
         self.entries = {slot: full[slot] for slot in layout.kept}
         self.full = [self.entries[slot] for slot in layout.slots]
         """A cache list as long as the model expects."""
+        self.pasts = Pasts(self.entries.values())
         self.length = 0
         self.block: KvBlock | None = None
         """Where the keys and values are, if the sequence shares arrays with others. Its entries then hold none, and
@@ -201,13 +203,17 @@ class SequenceCache:
     def cut_back(self, length: int) -> bool:
         """Drop positions from `length` on; returns False, with nothing changed, if some entry cannot."""
         surplus = self.length - length
-        if surplus and not all(_can_trim(entry, surplus) for entry in self.entries.values()):
+        if not surplus:
+            return True
+        parts = [part for part in parts_of(self.entries.values()) if not is_state(part)]
+        if not (self.pasts.reaches(length) and all(can_cut(part, surplus) for part in parts)):
             return False
         if length < self.shared or length < self._assembled:
             self.settle()
-        for entry in self.entries.values():
-            if surplus:
-                entry.trim(surplus)
+            parts = [part for part in parts_of(self.entries.values()) if not is_state(part)]
+        for part in parts:
+            part.trim(surplus)
+        self.pasts.go_back(length)
         if length < self.shared:
             self.shared = self._parted[0].shared
         self.length = length
@@ -326,23 +332,3 @@ def _advance(entry: Any, num_tokens: int) -> None:
     elif isinstance(getattr(entry, "cache", None), list):
         entry.cache = [mx.zeros((1, 1)) for _ in entry.cache]
         entry.advance(num_tokens)
-
-
-def _can_trim(entry: Any, surplus: int) -> bool:
-    parts = getattr(entry, "caches", None)
-    if parts is not None:
-        return all(_can_trim(part, surplus) for part in parts)
-    if not entry.is_trimmable() or getattr(entry, "offset", 0) < surplus:
-        return False
-    if isinstance(entry, mlx_caches.ChunkedKVCache):
-        # it drops its front at each step, although a position further back may see more of its chunk
-        length = entry.offset - surplus
-        return bool(entry.start_position <= length - length % entry.chunk_size)
-    return True
-
-
-def can_always_trim(full: list[Any]) -> bool:
-    """Whether every entry can be cut back to any earlier length, however long the sequence is."""
-    parts = [part for entry in full for part in getattr(entry, "caches", [entry])]
-    windows = ("max_size", "chunk_size")
-    return all(part.is_trimmable() and not any(hasattr(part, name) for name in windows) for part in parts)

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import (
-    ANY_POSITION,
     LEAST_SHARED,
     UNKNOWN_STAGE,
     Capabilities,
@@ -38,14 +37,14 @@ from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
 from exo_mesh_mlx.arranging import BlockKeeper
 from exo_mesh_mlx.batching import attends_in_blocks, attends_to_parts, find_mode
-from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, arrays_of, can_always_trim, plan_caches
+from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, arrays_of, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
 from exo_mesh_mlx.cuts import why_a_range_fails
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
-from exo_mesh_mlx.kv import kv_kinds
+from exo_mesh_mlx.kv import kv_kinds, rollback_of
 from exo_mesh_mlx.limits import keep_to
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.options import MlxOptions, parse_options
@@ -76,7 +75,7 @@ class MlxStage:
     As a rank of a tensor group it gets the same calls as the other ranks, and computes its share of each layer.
     """
 
-    capabilities = Capabilities(ragged=True, rollback=ANY_POSITION, dtypes=wire.ACTIVATION_DTYPES)
+    capabilities = Capabilities(ragged=True, rollback=0, dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
         self._stage: MlxGhostStage | WholeStage | None = None
@@ -94,7 +93,7 @@ class MlxStage:
         self._lone = LoneSequence(lambda: (held.cache for held in self._sequences.values()))
         self._saved_form: saving.SavedForm = {}
         self.ahead = LookAhead(self._drop_guess)
-        self._rolls_back = False
+        self._rollback = 0, False
         self._ranks: Ranks | None = None
         self._to_verify: tuple[MlxCheckpoint, MlxTrace | None, Shard, int] | None = None
         self.shares = RankShares()
@@ -130,8 +129,8 @@ class MlxStage:
             self._stage = MlxGhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress, by_tensor=self._ranks is not None)
         self._to_verify = (checkpoint, trace, shard, request.context_limit)
-        self._rolls_back = can_always_trim(full)
-        self._warm_up(shard, request.model_dir, self._rolls_back)
+        self._rollback = rollback_of(full)
+        self._warm_up(shard, request.model_dir)
 
     def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
         """See GroupMember."""
@@ -312,6 +311,7 @@ class MlxStage:
             held.cache = self._new_cache()
         elif not held.cache.cut_back(row.pos0):
             return f"this KV cache cannot be cut back from {held.cache.length} to {row.pos0} positions"
+        held.cache.pasts.expect(row.pos0, drafted=row.drafted, may_be_refused=row.may_be_refused)
         return None
 
     def _compute(self, stage_input: StageInput, wave: Sequence[int], faults: dict[int, Fault]) -> Computed:
@@ -396,7 +396,7 @@ class MlxStage:
         """Whether this step may be followed by a step that is computed ahead: the stage is the whole model, and one
         sequence decodes one token. With several, others come and go, and each wasted step delays all of them."""
         return (
-            self._rolls_back
+            self.capabilities.cuts_anywhere
             and self._ranks is None
             and len(rows) == len(computed) == 1
             and rows[0].n == rows[0].num_logits == 1
@@ -463,7 +463,7 @@ class MlxStage:
                     parts[index] = result[place, -count:].astype(mx.float32)
         return parts
 
-    def _warm_up(self, shard: Shard, model_dir: Path, can_trim: bool) -> None:
+    def _warm_up(self, shard: Shard, model_dir: Path) -> None:
         """Run one forward over zeros: it reads embedding or head if needed, builds kernels, and shows that the cut
         works."""
         stage = self._loaded()
@@ -482,11 +482,12 @@ class MlxStage:
         self._saved_form = saving.form_of(cache)
         self.capabilities = Capabilities(
             ragged=True,
-            rollback=ANY_POSITION if can_trim else 0,
+            rollback=self._rollback[0],
             dtypes=wire.ACTIVATION_DTYPES,
             kv=kv_kinds(cache.own_entries()),
             inputs=packets.specs(stage.inputs),
             outputs=packets.specs(stage.outputs, self._activation_dtype),
+            cuts_at_rows=self._rollback[1],
         )
         self.remove(WARM_UP_SEQUENCE)
         self._ragged = find_mode(stage, self._model, self._new_cache)

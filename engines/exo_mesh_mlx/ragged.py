@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx.hooks import LayerCall, hook, set_class
+from exo_mesh_mlx.kv import ChunkKVCache, WindowKVCache
 from exo_mesh_mlx.shared.blocks import BlockRows
 from exo_mesh_mlx.shared.parts import MOST_DIRECT_TOKENS, MlxKvPart, PartedKVCache, attend, own_mask
 
@@ -198,6 +199,12 @@ _VIEW_OF: dict[type, type] = {
     mlx_caches.ArraysCache: RaggedStates,
     mlx_caches.CacheList: RaggedList,
 }
+_STANDS_FOR: dict[type, type] = {
+    BlockRows: mlx_caches.KVCache,
+    PartedKVCache: mlx_caches.KVCache,
+    WindowKVCache: mlx_caches.RotatingKVCache,
+    ChunkKVCache: mlx_caches.ChunkedKVCache,
+}
 # subclasses of the caches they stand for, because model code may check by isinstance
 _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}) for kind, view in _VIEW_OF.items()}
 
@@ -205,7 +212,7 @@ _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}
 def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
     """One cache for entries of one kind, one per row, and rows of blocks. Raises TypeError for a kind without such a
     view."""
-    kind = mlx_caches.KVCache if isinstance(entries[0], BlockRows | PartedKVCache) else type(entries[0])
+    kind = _STANDS_FOR.get(type(entries[0]), type(entries[0]))
     if kind not in _VIEWS:
         raise TypeError(f"no view of several {kind.__name__}")
     return _VIEWS[kind](entries, offsets_as)

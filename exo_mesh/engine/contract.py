@@ -57,15 +57,16 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The declared abilities of a loaded stage.
 
     ragged: rows of different n may share one forward. rollback: how many of a sequence's last positions can be cut
-    back, counted from the most that it has held: ANY_POSITION for all of them, 0 for none. A new beginning at position
-    0 always works. cuts_at_rows: a sequence can be cut back only to where one of its last rows began that
-    `may_be_refused`, because the engine keeps the state before each of them; a row that may not be refused ends the
-    earlier ones. dtypes: activation dtypes accepted on input, whatever dtype the stage computes in. kv: the kinds of KV
-    that its layers keep, each once. inputs, outputs: the tensors that it takes and gives besides rows and token ids,
-    the main tensor first; inputs is empty on the first stage, outputs on the last one, and both on a stage that has not
-    been loaded. row_exact: the bits of a row's result depend neither on the other rows nor on how its prompt was cut
-    into chunks. shares_from: a copy of a sequence holds a common beginning of at least so many positions together with
-    its source, as `SharedPositions` counts it; 0: a copy takes memory of its own.
+    back, counted from the most that it has held: ANY_POSITION for all of them, 0 for none. Any other number is for
+    drafts: a row that is not `drafted` settles what is before it, and unless it `may_be_refused`, its own positions
+    too. A new beginning at position 0 always works. cuts_at_rows: a sequence can be cut back only to where a row began
+    that `may_be_refused`, because the engine keeps the state before each of them. dtypes: activation dtypes accepted on
+    input, whatever dtype the stage computes in. kv: the kinds of KV that its layers keep, each once. inputs, outputs:
+    the tensors that it takes and gives besides rows and token ids, the main tensor first; inputs is empty on the first
+    stage, outputs on the last one, and both on a stage that has not been loaded. row_exact: the bits of a row's result
+    depend neither on the other rows nor on how its prompt was cut into chunks. shares_from: a copy of a sequence holds
+    a common beginning of at least so many positions together with its source, as `SharedPositions` counts it; 0: a copy
+    takes memory of its own.
     """
 
     ragged: bool

@@ -136,11 +136,11 @@ def test_a_looped_model_runs_whole_or_not_at_all(stage: MlxStage, tmp_path: Path
 
 
 @pytest.mark.parametrize("architecture", ["mamba2", "gemma3_text"])
-def test_caches_that_cannot_go_back_say_so_and_fault_only_then(
+def test_caches_that_cannot_go_back_to_every_position_say_so_and_fault_only_then(
     stage: MlxStage, tmp_path: Path, architecture: str
 ) -> None:
     load(stage, tmp_path, architecture, 0, 4)
-    assert stage.capabilities.rollback == 0
+    assert not stage.capabilities.cuts_anywhere
     stage.insert(1, 64)
     send = lambda row: stage.forward(StageInput((row,), tuple(IDS[row.pos0 : row.pos0 + row.n]), {})).faults  # noqa: E731
     assert not send(Row(1, 0, 20))

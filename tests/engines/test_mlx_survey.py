@@ -13,6 +13,7 @@ pytest.importorskip("mlx_lm")
 
 from exo_mesh_mlx import provider
 from exo_mesh_mlx.engine import MlxStage
+from exo_mesh_mlx.kv import COUNTED_STATES, CUT_POSITIONS
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
@@ -26,6 +27,7 @@ from tools.architectures.mlx_models import write_checkpoint
 from tools.architectures.sizes import HEAD_DIM, KV_HEADS, LAYERS, WINDOW
 
 FLOAT_BYTES = 4
+HELD = WINDOW + CUT_POSITIONS
 POSITION_BYTES = 2 * KV_HEADS * HEAD_DIM * FLOAT_BYTES
 """Keys and values of one layer for one position."""
 
@@ -57,7 +59,7 @@ def test_windows_and_full_attention_take_what_they_take(tmp_path: Path) -> None:
     found = survey(tmp_path, "gemma3_text")
     full = [index % 3 == 2 for index in range(LAYERS)]
     assert found.kv_bytes_per_token == tuple(POSITION_BYTES if is_full else 0 for is_full in full)
-    assert found.kv_fixed_bytes == tuple(0 if is_full else WINDOW * POSITION_BYTES for is_full in full)
+    assert found.kv_fixed_bytes == tuple(0 if is_full else HELD * POSITION_BYTES for is_full in full)
     assert [kind.split()[1] for kind in found.layer_kinds] == ["full" if is_full else "window" for is_full in full]
     assert len(set(found.layer_kinds)) == 2
 
@@ -70,7 +72,7 @@ def test_latents_take_their_width_once(tmp_path: Path) -> None:
 
 def test_chunks_are_a_constant(tmp_path: Path) -> None:
     found = survey(tmp_path, "llama4")
-    assert WINDOW * POSITION_BYTES in found.kv_fixed_bytes and POSITION_BYTES in found.kv_bytes_per_token
+    assert HELD * POSITION_BYTES in found.kv_fixed_bytes and POSITION_BYTES in found.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("architecture", ["mamba2", "rwkv7", "lfm2"])
@@ -82,7 +84,7 @@ def test_states_are_what_a_sequence_holds_however_long_it_is(tmp_path: Path, arc
     saved = stage.save(1)
     held = sum(tensor.num_bytes for tensor in saved.tensors.values() if tensor.dtype == "float32")
     assert "recurrent" in stage.capabilities.kv
-    assert held == sum(found.kv_fixed_bytes) + 40 * sum(found.kv_bytes_per_token)
+    assert held == sum(found.kv_fixed_bytes) // (1 + COUNTED_STATES) + 40 * sum(found.kv_bytes_per_token)
 
 
 def test_what_cannot_be_cut_says_why_and_still_has_bytes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model
 
+from tools.architectures.drafting import check_drafts
 from tools.architectures.mlx_configs import architectures, num_layers, tiny_config
 from tools.architectures.outcome import Outcome, compare, shown_rollback
 from tools.architectures.trials import MARGIN, MAX_THREE_WAY, SCHEDULES, TOKENS, Schedule, expected
@@ -99,6 +100,8 @@ def conclude(directory: Path, outcome: Outcome, stages: Stages, want: Mapping[st
     attend together with mlx-lm, within MARGIN instead of bit by bit."""
     (whole,) = stages.ring(())
     assert isinstance(whole, MlxStage)
+    for cuts in ((), outcome.cuts[len(outcome.cuts) // 2 :][:1]):
+        check_drafts(outcome, stages.ring(cuts))
     able = [[f"{one.name} {one.dtype}{list(one.item_shape)}" for one in s.capabilities.outputs] for s in stages.all()]
     outcome.traits = {"kv": whole.capabilities.kv, "rollback": shown_rollback([whole.capabilities])}
     outcome.traits |= {"crossing": max(able, key=len), "together": "yes" if whole.batched else "no"}

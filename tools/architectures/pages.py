@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.architectures.drafting import SEEDS
 from tools.architectures.llamacpp_configs import LAYERS
 from tools.architectures.outcome import Outcome
 from tools.architectures.sizes import WINDOW
@@ -43,7 +44,9 @@ alone.
 - **Cuts**: layers before which a stage may begin. Fewer than layers - 1 where layers share KV or pass on what grows
   with the context.
 - **Crosses a cut**: the tensors of a frame, per token.
-- **KV**: what the layers keep. **Rollback**: whether a sequence can be cut back to any earlier position.
+- **KV**: what the layers keep. **Rollback**: how many of a sequence's last positions can be cut back; *at rows*: only
+  to where a row with drafts began. Checked with rows of drafts, chains of such rows, refused drafts and repeated rows,
+  {SEEDS} times each on the whole model and on one split, against decoding token by token.
 - **Together**: *yes*: rows of several sequences go through the model in one forward; *no*: one after the other. *In
   blocks*: they also attend in one call, in at least some layers, with logits within {MARGIN:g} of the model's own,
   relative to their root mean square. `batch_attention=off` turns this off, and all other columns are without it.

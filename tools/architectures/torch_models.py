@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.weights.model_files import read_json
+from tools.architectures.drafting import check_drafts
 from tools.architectures.outcome import Outcome, shown_rollback
 from tools.architectures.torch_configs import causal_families, tiny_settings
 from tools.architectures.torch_families import NUM_LAYERS
@@ -116,7 +117,9 @@ def stages(directory: Path, outcome: Outcome) -> Stages:
 
 
 def conclude(directory: Path, outcome: Outcome, stages: Stages, want: Mapping[str, np.ndarray]) -> None:
-    able = [stage.capabilities for stage in stages.ring(outcome.cuts[len(outcome.cuts) // 2 :][:1])]
+    ring = stages.ring(outcome.cuts[len(outcome.cuts) // 2 :][:1])
+    check_drafts(outcome, ring)
+    able = [stage.capabilities for stage in ring]
     outcome.traits = {
         "kv": list(dict.fromkeys(kind for one in able for kind in one.kv)),
         "rollback": shown_rollback(able),

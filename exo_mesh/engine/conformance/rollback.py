@@ -3,16 +3,20 @@ result."""
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.conformance.fixtures import Alike
-from exo_mesh.engine.conformance.stages import Stages
+from exo_mesh.engine.conformance.schedules import DraftedSequence, prefill, run_drafts, without_drafts
+from exo_mesh.engine.conformance.stages import CONTEXT, Stages
 from exo_mesh.engine.contract import ANY_POSITION
 
 __all__ = [
     "test_a_sequence_can_begin_anew_at_position_0",
+    "test_drafts_and_refusals_leave_no_trace",
     "test_each_row_of_a_batch_goes_back_by_its_own_length",
     "test_going_back_forgets_what_was_there_or_is_refused",
     "test_going_back_is_refused_by_an_engine_that_cannot",
@@ -79,3 +83,27 @@ def test_each_row_of_a_batch_goes_back_by_its_own_length(stages: Stages, alike: 
         stages.logits([Row(sequence + 10, 5 + sequence, keep)], drafts)
         want.append(stages.logits([Row(sequence + 10, 5 + sequence + keep, 1, 1)]))
     alike(got, np.concatenate(want))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_and_refusals_leave_no_trace(stages: Stages, alike: Alike, seed: int) -> None:
+    """Rows and chains of rows with drafts, of sequences that share frames; refused drafts, and rows that come again."""
+    if not rollback_of(stages):
+        pytest.skip("the engine cannot go back")
+    rng = Random(seed)
+    starts = dict(enumerate(rng.sample(range(0, CONTEXT - 100, 7), 3), 1))
+    prompts = {sequence: rng.choice([1, 9, 40]) for sequence in starts}
+    tokens = stages.model.tokens.tolist()
+    given = {
+        sequence: (tokens[start : start + prompts[sequence] + 20], prompts[sequence])
+        for sequence, start in starts.items()
+    }
+    stages.insert(*given)
+    want = without_drafts(given, stages.logits)
+    stages.clear()
+    stages.insert(*given)
+    prefill(given, stages.logits)
+    drafted = [DraftedSequence(sequence, ids, prompt, want[sequence]) for sequence, (ids, prompt) in given.items()]
+    declared = [engine.capabilities for engine in stages.engines]
+    run_drafts(drafted, stages.logits, alike, declared, rng=rng, vocab_size=stages.model.vocab_size)
+    assert sum(sequence.refusals for sequence in drafted)
