@@ -152,7 +152,7 @@ def _can_be_window(part: Any) -> bool:
     return type(part) is mlx_caches.RotatingKVCache and not part.keep
 
 
-class _Past(NamedTuple):
+class CachePast(NamedTuple):
     length: int
     states: list[dict[str, Any]]
 
@@ -163,7 +163,7 @@ class Pasts:
     def __init__(self, entries: Iterable[Any]) -> None:
         """Makes the windows and chunks among the entries hold what they need, in place."""
         self.settled = Settled()
-        self._kept: list[_Past] = []
+        self._kept: list[CachePast] = []
         self._states: list[Any] = []
         for part in parts_of(entries):
             if _can_be_window(part):
@@ -182,7 +182,7 @@ class Pasts:
         self._kept = [past for past in self._kept if drafted and least <= past.length < length]
         if may_be_refused and self._states:
             # an array may be changed in place, and a copy of it is no other memory until then
-            self._kept.append(_Past(length, [deepcopy(vars(state)) for state in self._states]))
+            self._kept.append(CachePast(length, [deepcopy(vars(state)) for state in self._states]))
 
     def reaches(self, length: int) -> bool:
         """Whether the states can return to `length`."""

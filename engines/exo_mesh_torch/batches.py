@@ -7,13 +7,16 @@ when a forward has other sequences than the joined ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
 
+from exo_mesh.domain.frame import Row
 from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS
 from exo_mesh.errors import EngineError
-from exo_mesh_torch.caches import CachePlan, StageCache
+from exo_mesh_torch.caches import CachePlan, StageCache, States
+from exo_mesh_torch.kv import CUT_POSITIONS
 
 OWN_TAIL = 64
 """Positions at the end of a row that never become a part just for a batch: rejected drafts are cut back there."""
@@ -37,12 +40,21 @@ class Batch(msgspec.Struct):
         return [length - shared for length, shared in zip(self.lengths, self.cache.shared, strict=True)]
 
 
+class EarlierStates(NamedTuple):
+    """The recurrent states of a sequence when it held `length` positions."""
+
+    length: int
+    states: States
+
+
 class Batches:
     """The KV of all sequences of a stage."""
 
     def __init__(self, plan: CachePlan) -> None:
         self._plan = plan
         self._of: dict[int, Batch] = {}
+        self._pasts: dict[int, list[EarlierStates]] = {}
+        """By sequence: the states before its rows with drafts, while these are not judged."""
         self.least_shared = 0
         """Sequences share a common beginning of at least so many positions; 0: none."""
 
@@ -64,6 +76,7 @@ class Batches:
 
     def remove(self, sequence: int) -> None:
         batch = self._of.pop(sequence, None)
+        self._pasts.pop(sequence, None)
         # rows of removed sequences are dropped as soon as they are half of the batch
         if batch is not None and len(batch.sequences) > 1:
             left = [other for other in batch.sequences if self._of.get(other) is batch]
@@ -76,8 +89,10 @@ class Batches:
 
     def can_cut(self, sequence: int, length: int) -> bool:
         """Whether a sequence can be cut back to `length` positions."""
-        surplus = self.length(sequence) - length
-        return surplus == 0 or self._of[sequence].cache.can_cut(surplus)
+        surplus, cache = self.length(sequence) - length, self._of[sequence].cache
+        if not surplus or cache.can_cut(surplus):
+            return True
+        return self._past(sequence, length) is not None and cache.can_cut_positions(surplus)
 
     def single(self, sequence: int) -> StageCache:
         """The cache of one sequence alone; taken apart from others if need be."""
@@ -115,6 +130,7 @@ class Batches:
             return
         self._cut(batch, batch.length - length)
         del self._of[source]
+        self._pasts.pop(source, None)
         self.put(sequence, length, batch.cache)
 
     def _shared(self, source: int, length: int) -> StageCache:
@@ -126,6 +142,23 @@ class Batches:
             self.single(source).part_off(more)
             batch, index = self._of[source], 0
         return batch.cache.begin(index, batch.lengths[index], length)
+
+    def before(self, rows: Sequence[Row]) -> Batch:
+        """One batch of the sequences of these rows, each cut back to where its row begins, with what is needed to cut
+        the rows back. The order of its rows may differ."""
+        batch = self.together({row.sequence: row.pos0 for row in rows})
+        for row in rows:
+            least = row.pos0 - CUT_POSITIONS
+            kept = self._pasts.pop(row.sequence, ())
+            kept = [past for past in kept if row.drafted and least <= past.length < row.pos0]
+            if row.may_be_refused and row.pos0:
+                with torch.inference_mode():
+                    states = batch.cache.copy_states(batch.sequences.index(row.sequence))
+                if states:
+                    kept.append(EarlierStates(row.pos0, states))
+            if kept:
+                self._pasts[row.sequence] = kept
+        return batch
 
     def together(self, lengths: dict[int, int]) -> Batch:
         """One batch of these sequences, each cut back to the given length. The order of its rows may differ."""
@@ -146,17 +179,29 @@ class Batches:
         """Bytes of all buffers; parts count once, however many sequences hold them."""
         batches = {id(batch): batch for batch in list(self._of.values())}.values()
         memory = [tensor.untyped_storage() for batch in batches for tensor in batch.cache.tensors()]
+        pasts = [past for kept in list(self._pasts.values()) for past in kept]
+        states = [state for past in pasts for one in past.states.values() for state in one.values()]
+        memory += [state.untyped_storage() for state in states]
         return sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
 
     def _cut(self, batch: Batch, surplus: int) -> None:
         if surplus:
-            if not batch.cache.can_cut(surplus):
+            pasts = [self._past(s, n - surplus) for s, n in zip(batch.sequences, batch.lengths, strict=True)]
+            returns = not batch.cache.can_cut(surplus)
+            if returns and not (all(pasts) and batch.cache.can_cut_positions(surplus)):
                 raise EngineError(f"KV of {batch.length} positions cannot be cut back by {surplus}")
             if min(batch.own_lengths) < surplus:  # only of one sequence: see `together`
                 with torch.inference_mode():
                     batch.cache.own()
             batch.cache.cut(surplus)
+            for index, past in enumerate(pasts if returns else ()):
+                if past is not None:
+                    with torch.inference_mode():
+                        batch.cache.return_to(index, past.states)
             batch.lengths = [length - surplus for length in batch.lengths]
+
+    def _past(self, sequence: int, length: int) -> EarlierStates | None:
+        return next((past for past in self._pasts.get(sequence, ()) if past.length == length), None)
 
     def _take_apart(self, batch: Batch) -> None:
         with torch.inference_mode():

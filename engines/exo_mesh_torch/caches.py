@@ -14,8 +14,8 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from exo_mesh.engine.contract import KvKind
-from exo_mesh_torch.kv import HybridLayer, KvLayer, NoLayer, RecurrentLayer
+from exo_mesh.engine.contract import ANY_POSITION, KvKind
+from exo_mesh_torch.kv import CUT_POSITIONS, HybridLayer, KvLayer, NoLayer, RecurrentLayer
 
 _KINDS: dict[str, KvKind] = {
     "full_attention": "full",
@@ -27,6 +27,9 @@ _KINDS: dict[str, KvKind] = {
     "linear_attention": "recurrent",
 }
 _HYBRIDS = ("hybrid", "hybrid_sliding")
+
+States = dict[int, dict[str, torch.Tensor]]
+"""{layer: {name: recurrent state of one row}}"""
 
 
 class StageCache(DynamicCache):  # type: ignore[misc]
@@ -45,9 +48,22 @@ class StageCache(DynamicCache):  # type: ignore[misc]
     def can_cut(self, surplus: int) -> bool:
         return all(layer.can_cut(surplus) for layer in self.layers)
 
+    def can_cut_positions(self, surplus: int) -> bool:
+        """The same, if its rows can return to earlier recurrent states."""
+        return all(layer.can_cut_positions(surplus) for layer in self.layers)
+
     def cut(self, surplus: int) -> None:
         for layer in self.layers:
             layer.cut(surplus)
+
+    def copy_states(self, index: int) -> States:
+        """The recurrent states of one row now, by layer."""
+        layers = enumerate(self.layers)
+        return {at: layer.copy_states(index) for at, layer in layers if isinstance(layer, RecurrentLayer)}
+
+    def return_to(self, index: int, states: States) -> None:
+        for at, one in states.items():
+            self.layers[at].return_to(index, one)
 
     @property
     def copyable(self) -> bool:
@@ -133,6 +149,9 @@ class ForeignLayer:
     def can_cut(self: Any, surplus: int) -> bool:
         return False
 
+    def can_cut_positions(self: Any, surplus: int) -> bool:
+        return False
+
     def tensors(self: Any) -> Iterator[torch.Tensor]:
         for value in list(vars(self).values()):
             for item in value.values() if isinstance(value, dict) else (value,):
@@ -143,8 +162,7 @@ class ForeignLayer:
 class CachePlan:
     """The caches of a model's layers, from its config.
 
-    kinds[i]: the kinds of layer i, none if it keeps nothing. batchable: whether rows may be joined. can_roll_back:
-    whether every layer can be cut back to any length, in a context of up to `context_limit` positions.
+    kinds[i]: the kinds of layer i, none if it keeps nothing. batchable: whether rows may be joined.
     """
 
     def __init__(self, config: Any, context_limit: int) -> None:
@@ -157,10 +175,12 @@ class CachePlan:
     def new(self) -> StageCache:
         return StageCache([self._layer(i) for i in range(len(self._types))])
 
-    def can_roll_back(self, layers: range) -> bool:
-        return all(kind == "full" for i in layers for kind in self.kinds[i]) and not any(
-            self._is_foreign(self._types[i]) for i in layers
-        )
+    def rollback(self, layers: range) -> int:
+        """How many of the last positions these layers can cut back, in a context of up to `context_limit`."""
+        if any(self._is_foreign(self._types[i]) for i in layers):
+            return 0
+        is_full = all(kind == "full" for i in layers for kind in self.kinds[i])
+        return ANY_POSITION if is_full else CUT_POSITIONS
 
     def _is_foreign(self, name: str) -> bool:
         return name not in _KINDS and name != "dummy"

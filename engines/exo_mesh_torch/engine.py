@@ -298,6 +298,7 @@ class TorchStage:
         return Capabilities(
             ragged=True,
             rollback=model.rollback,
+            cuts_at_rows="recurrent" in model.kv_kinds,
             dtypes=wire.ACTIVATION_DTYPES,
             kv=model.kv_kinds,
             inputs=() if model.is_first else spec,
@@ -378,9 +379,8 @@ class TorchStage:
         for i in group:
             if rows[i].pos0 == 0 and batches.length(rows[i].sequence):
                 batches.begin(rows[i].sequence)
-        batch = batches.together({rows[i].sequence: rows[i].pos0 for i in group})
-        at = {rows[i].sequence: i for i in group}
-        order = [at[sequence] for sequence in batch.sequences]
+        batch = batches.before([rows[i] for i in group])
+        order = sorted(group, key=lambda i: batch.sequences.index(rows[i].sequence))
         ids = [token_ids[starts[i] : starts[i + 1]] for i in order]
         given = None if hidden is None else _rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
         images = {s: self._images[s] for s in batch.sequences if s in self._images} if self._images else {}

@@ -24,10 +24,19 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from exo_mesh.domain.frame import LONGEST_DRAFT
 from exo_mesh_torch.parts import MOST_DIRECT_TOKENS, KvPart, first_parts, offer, spans
 
-SLACK = 64
-"""Positions before its window that a windowed layer keeps, so that rejected drafts can be rolled back."""
+CUT_POSITIONS = LONGEST_DRAFT
+"""How many of a sequence's last positions can be cut back if a layer keeps a window or a recurrent state."""
+
+SLACK = 2 * CUT_POSITIONS
+"""Positions before its window that a windowed layer keeps, so that rejected drafts can be cut back; twice as many,
+because a row that has just been cut back is joined with others, which have not."""
+
+COUNTED_STATES = 4
+"""Earlier recurrent states that a sequence's bytes count besides its own. More are kept only while a longer chain of
+rows with a single draft is on its way."""
 
 ROOM = 64
 """Least number of positions by which a buffer grows."""
@@ -104,6 +113,10 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         after = self.length - surplus
         needed = after if self.window is None else min(after, self.window - 1)
         return bool(self._parts) or self.kept - surplus >= needed
+
+    def can_cut_positions(self, surplus: int) -> bool:
+        """The same for all but recurrent states."""
+        return KvLayer.can_cut(self, surplus)
 
     def cut(self, surplus: int) -> None:
         self.length -= surplus
@@ -232,7 +245,8 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
-    """The states of one recurrent layer, of the same size at any length. Cannot be cut back."""
+    """The states of one recurrent layer, of the same size at any length. They cannot be cut back, but a row can return
+    to a state that was copied."""
 
     def skip(self, num_tokens: int) -> None:
         self.has_previous_state: dict[int, bool] = dict.fromkeys(range(self.number_of_states), True)
@@ -240,8 +254,21 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
     def can_cut(self, surplus: int) -> bool:
         return not any(True for _ in self.recurrent_tensors())
 
+    def can_cut_positions(self, surplus: int) -> bool:
+        return True
+
     def cut(self, surplus: int) -> None:
-        """Do nothing: only a layer without states can be cut."""
+        """Do nothing: there are no positions."""
+
+    def copy_states(self, index: int) -> dict[str, torch.Tensor]:
+        """The states of one row now."""
+        return {name: tensor[index].clone() for name, tensor in self._named().items()}
+
+    def return_to(self, index: int, states: dict[str, torch.Tensor]) -> None:
+        """Set the states of one row to what `copy_states` gave."""
+        named = self._named()
+        for name, state in states.items():
+            named[name][index].copy_(state)
 
     def recurrent_tensors(self) -> Iterator[torch.Tensor]:
         for states in (self.conv_states, self.recurrent_states):
@@ -344,6 +371,9 @@ class HybridLayer(RecurrentLayer, KvLayer, LinearAttentionAndFullAttentionLayer)
 
 class NoLayer(DummyLayer):  # type: ignore[misc]
     """A layer that keeps nothing."""
+
+    def can_cut_positions(self, surplus: int) -> bool:
+        return True
 
     def skip(self, num_tokens: int) -> None:
         """Do nothing: there is nothing to count."""

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from exo_mesh.engine.contract import ANY_POSITION, KvKind
+from exo_mesh.engine.contract import KvKind
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.weights.gguf import BLOCK_SIZES
 from exo_mesh.weights.model_files import read_json
@@ -161,7 +161,7 @@ class StageModel:
 
     @property
     def rollback(self) -> int:
-        return ANY_POSITION if self._opened.caches.can_roll_back(self.layers) else 0
+        return self._opened.caches.rollback(self.layers)
 
     @property
     def kv_kinds(self) -> tuple[KvKind, ...]:

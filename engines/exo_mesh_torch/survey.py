@@ -17,7 +17,7 @@ from exo_mesh_torch.devices import choose_device, choose_dtype
 from exo_mesh_torch.disk_tables import tables_on_disk
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
-from exo_mesh_torch.kv import KvLayer, is_recurrent
+from exo_mesh_torch.kv import COUNTED_STATES, SLACK, KvLayer, is_recurrent
 from exo_mesh_torch.loading import shared_names
 from exo_mesh_torch.model import OpenModel, open_model
 from exo_mesh_torch.names import NameMap
@@ -119,9 +119,11 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
-    """(per position, per sequence) of one layer. A window counts per sequence: it never holds more."""
+    """(per position, per sequence) of one layer. A window counts per sequence, with what it holds for
+    drafts."""
     layer: Any = opened.trace.caches.layers[opened.trace.layers[index].like]
     fixed = sum(_num_bytes(tensor) for tensor in layer.recurrent_tensors()) if is_recurrent(layer) else 0
+    fixed *= 1 + COUNTED_STATES
     if not isinstance(layer, KvLayer):
         tensors = list(layer.tensors()) if not is_recurrent(layer) else []
         return sum(_num_bytes(tensor) // max(1, tensor.shape[-2]) for tensor in tensors if tensor.ndim >= 2), fixed
@@ -130,7 +132,7 @@ def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
         per_token = sum(_num_bytes(t) // t.shape[1] for t in KvLayer.state(layer).values())
     if layer.window is None:
         return per_token, fixed
-    return 0, fixed + per_token * layer.window
+    return 0, fixed + per_token * (layer.window + SLACK)
 
 
 def _kinds(opened: OpenModel) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.kv import COUNTED_STATES, SLACK
 from exo_mesh_torch.provider import find_compute
 
 from exo_mesh.domain.frame import Row
@@ -156,18 +157,18 @@ def test_the_survey_counts_the_dtype_of_the_options(tmp_path: Path) -> None:
 
 
 def test_the_survey_tells_windows_and_states_from_full_attention(tmp_path: Path) -> None:
-    """A key or value has 2 heads of 8 float32; a window is of 16 positions."""
+    """A key or value has 2 heads of 8 float32; a window is of 16 positions, with room for drafts."""
     write_random_model(tmp_path / "gemma3_text", "gemma3_text")
     windowed = provider.survey(tmp_path / "gemma3_text", {})
     full = [i for i, size in enumerate(windowed.kv_bytes_per_token) if size]
     assert full == [5]
     assert windowed.kv_bytes_per_token[5] == 2 * 2 * 8 * 4
-    assert windowed.kv_fixed_bytes[0] == 16 * 2 * 2 * 8 * 4
+    assert windowed.kv_fixed_bytes[0] == (16 + SLACK) * 2 * 2 * 8 * 4
     assert windowed.layer_kinds[5] != windowed.layer_kinds[4] == windowed.layer_kinds[0]
     write_random_model(tmp_path / "lfm2", "lfm2")
     states = provider.survey(tmp_path / "lfm2", {})
     assert [size > 0 for size in states.kv_bytes_per_token] == [False, False, True, False, False, True, False, False]
-    assert states.kv_fixed_bytes[0] == 32 * 3 * 4
+    assert states.kv_fixed_bytes[0] == (1 + COUNTED_STATES) * 32 * 3 * 4
 
 
 def test_architectures_are_the_causal_ones_of_transformers_and_some_encoders() -> None:
