@@ -32,6 +32,12 @@ _ROPES_OF_AXES = (8, 40)
 """LLAMA_ROPE_TYPE_MROPE and _IMROPE: positions of four axes for each token. Text has equal positions on three axes, and
 0 on the last."""
 
+_PARTIAL = 1
+"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the parts of a state that cannot be cut back."""
+
+_TAIL = 8
+"""Positions that are moved at once behind a window: no window is shorter."""
+
 _FULL = 1
 """Return code of llama_decode: no room, and nothing has changed."""
 
@@ -41,7 +47,7 @@ class StageShape(msgspec.Struct, frozen=True):
     num_heads: of attention, the most of any layer of the model. stops: layers at which a pass of a last stage stops, as
     the passes of a model that is cut there; a GPU may otherwise compute what is on both sides of a cut at once.
     cores: fewer than `threads` compute while other programs need the cores, in all contexts of the stage alike: a new
-    context would begin with all threads."""
+    context would begin with all threads. windowed: some layers have a window, and none a recurrent state."""
 
     hidden: int
     head: int
@@ -52,6 +58,7 @@ class StageShape(msgspec.Struct, frozen=True):
     threads: int
     stops: tuple[int, ...] = ()
     cores: FreeCores | None = None
+    windowed: bool = False
 
 
 def pass_tokens(shape: StageShape, slots: int, cells: int) -> int:
@@ -116,9 +123,12 @@ class LlamaContext:
         params = self._call.llama_context_default_params()
         params.n_ctx = self._room
         params.n_batch = params.n_ubatch = self.max_tokens
-        params.n_seq_max = self.slots
+        # of windows: one to move sequences, and for each slot another one, see `protect`
+        params.n_seq_max = num_sequences = 2 * self.slots + 1 if shape.windowed else self.slots
         params.n_outputs_max_per_seq = min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
-        params.n_outputs_max = max(self.slots, params.n_outputs_max_per_seq)  # with fewer, the library ends the process
+        params.n_outputs_max = max(
+            num_sequences, params.n_outputs_max_per_seq
+        )  # with fewer, the library ends the process
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = int(shape.flash)
         params.type_k = params.type_v = KV_TYPES[shape.kv].number
@@ -194,6 +204,11 @@ class LlamaContext:
 
     def cut(self, slot: int, length: int) -> bool:
         """Forget the positions of a sequence from `length` on. False if its state cannot go back."""
+        if not length and self._shape.windowed and slot < self.slots:
+            self._remove(self._guard(slot), 0)
+        return self._remove(slot, length)
+
+    def _remove(self, slot: int, length: int) -> bool:
         return bool(self._call.llama_memory_seq_rm(self._memory, slot, length, -1))
 
     def share(self, source: int, slot: int, start: int, stop: int) -> None:
@@ -211,6 +226,58 @@ class LlamaContext:
         state = np.empty(self._call.llama_state_seq_get_size(self._handle, slot), np.uint8)
         written = self._call.llama_state_seq_get_data(self._handle, state.ctypes.data, state.nbytes, slot)
         return of_one_stream(state[:written])
+
+    def save_part(self, slot: int) -> np.ndarray:
+        """The recurrent state of a sequence: uint8 `[n]`. Only if the library saves parts."""
+        state = np.empty(self._call.llama_state_seq_get_size_ext(self._handle, slot, _PARTIAL), np.uint8)
+        at, size = state.ctypes.data, state.nbytes
+        return state[: self._call.llama_state_seq_get_data_ext(self._handle, at, size, slot, _PARTIAL)]
+
+    def return_to(self, slot: int, part: np.ndarray, length: int) -> bool:
+        """Cut a sequence back to the `length` positions that it held when its part was saved, in any context. False if
+        the library refuses it."""
+        at, size = part.ctypes.data, part.nbytes
+        read = self._call.llama_state_seq_set_data_ext(self._handle, at, size, slot, _PARTIAL)
+        return bool(read == size) and self.cut(slot, length)
+
+    def protect(self, slot: int, length: int) -> None:
+        """Keep all positions before `length`, also those that no window sees from the end; 0: none of those. The
+        library uses their cells again, but no cells that belong to two sequences."""
+        if self._shape.windowed:
+            guard = self._guard(slot)
+            self._remove(guard, 0)
+            if length:
+                self.share(slot, guard, 0, length)
+
+    def _guard(self, slot: int) -> int:
+        return self.slots + 1 + slot
+
+    def move_to(self, slot: int, target: LlamaContext, place: int, settled: int) -> bool:
+        """Copy a sequence to a slot of another context, so that it can be cut back to `settled` positions there. False
+        if the library refuses it.
+
+        A saved state has of a window only what its last position sees. So the positions behind `settled` are moved by
+        themselves, a few at a time."""
+        length = self.length(slot)
+        if not self._shape.windowed or not 0 < settled < length:
+            return target.restore(place, self.save(slot))
+        if not target.restore(place, self._between(slot, 0, settled)):
+            return False
+        for start in range(settled, length, _TAIL):
+            stop, spare = min(start + _TAIL, length), target.slots
+            if not target.restore(spare, self._between(slot, start, stop)):
+                return False
+            target.share(spare, place, start, stop)
+            target.cut(spare, 0)
+        target.protect(place, length)
+        return True
+
+    def _between(self, slot: int, start: int, stop: int) -> np.ndarray:
+        """The state of some positions of a sequence, which stays as it is."""
+        self.share(slot, self.slots, start, stop)
+        state = self.save(self.slots)
+        self.cut(self.slots, 0)
+        return state
 
     def restore(self, slot: int, state: np.ndarray) -> bool:
         """Replace a sequence by a saved state. False if the library refuses it; the sequence is then empty."""

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 from collections import deque
-from ctypes import c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 from exo_mesh.errors import EngineError
@@ -78,6 +78,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_memory": (None, [c_void_p, ctypes.POINTER(c_size_t), ctypes.POINTER(c_size_t)]),
 }
 
+_PARTS: dict[str, tuple[Any, list[Any]]] = {
+    "llama_state_seq_get_size_ext": (c_size_t, [c_void_p, c_int32, c_uint32]),
+    "llama_state_seq_get_data_ext": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32, c_uint32]),
+    "llama_state_seq_set_data_ext": (c_size_t, [c_void_p, c_void_p, c_size_t, c_int32, c_uint32]),
+}
+"""Functions that save and restore only what cannot be cut back. Some builds lack them."""
+
 _ASKED = ("llama_model_default_params", "llama_context_default_params", "ggml_get_type_traits")
 """Functions from which the layout is found before they are declared."""
 
@@ -104,7 +111,8 @@ class Library:
             layout = layout_of(self.call, declared_layout(file.structures) if file.structures else None)
         except EngineError as exc:
             raise EngineError(f"{file.version}: {exc}; {REMEDY} installs a version that is known") from exc
-        _declare(self.call, layout)
+        self.saves_parts = all(hasattr(self.call, name) for name in _PARTS)
+        _declare(self.call, layout, _SIGNATURES | (_PARTS if self.saves_parts else {}))
         # without giving up Python's lock, which takes longer than the function
         self.get_name: Any = ctypes.PYFUNCTYPE(c_char_p, c_void_p)(("ggml_get_name", self.call))
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -146,10 +154,10 @@ class Library:
         logger.debug("%s", line)
 
 
-def _declare(call: Any, layout: StructLayout) -> None:
+def _declare(call: Any, layout: StructLayout, signatures: dict[str, tuple[Any, list[Any]]]) -> None:
     """Declare the functions with the structures of a layout."""
     classes = {ModelParams: layout.model, ContextParams: layout.context}
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in signatures.items():
         function = getattr(call, name)
         function.restype, function.argtypes = result, [classes.get(kind, kind) for kind in arguments]
     call.llama_model_default_params.restype = layout.model

@@ -22,7 +22,7 @@ from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.model import LoadedModel, load_layers
 from exo_mesh_llamacpp.options import LlamaCppOptions, parse_options
 from exo_mesh_llamacpp.plan import Embedding, ModelSource
-from exo_mesh_llamacpp.pools import Pools, Sharing
+from exo_mesh_llamacpp.pools import MAX_SLOTS, MAX_SLOTS_OF_WINDOWS, Pools, Sharing
 from exo_mesh_llamacpp.shared.groups import SLOTS
 from exo_mesh_llamacpp.source import open_source
 from exo_mesh_llamacpp.token_input import TokenContext, TokenIds
@@ -51,14 +51,14 @@ longer."""
 
 class LoadedStage(msgspec.Struct, frozen=True):
     """The parts of a loaded stage. cell_bytes: of the keys and values of a position; fixed_bytes: of a sequence of any
-    length. windowed: a sequence may become longer than the window of some layer. identity: what a saved sequence must
-    have been made with. on_gpu: whether it uses one."""
+    length. window: of the layers that have one; 0 if no sequence may become longer. identity: what a saved sequence
+    must have been made with. on_gpu: whether it uses one."""
 
     shard: Shard
     hidden_size: int
     vocab_size: int
     recurrent: bool
-    windowed: bool
+    window: int
     model: LoadedModel
     embedding: Embedding | None
     pools: Pools
@@ -67,6 +67,11 @@ class LoadedStage(msgspec.Struct, frozen=True):
     fixed_bytes: int
     identity: dict[str, str]
     on_gpu: bool = False
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a sequence may become longer than the window of some layer."""
+        return self.window > 0
 
 
 def load_stage(
@@ -99,6 +104,7 @@ def load_stage(
     own = slice(shard.start, shard.stop)
     cell_bytes = sum(source.kv_values[own]) * KV_TYPES[kv].block_bytes // KV_TYPES[kv].block
     make, embedding = _input_of(library, source, shard, model, shape)
+    window = library.call.llama_model_n_swa(model.handle)
     identity = {
         "build": library.build, "kv": kv, "flash": str(options.flash), "quant": options.quant, "layers": str(shard),
     }  # fmt: skip
@@ -107,7 +113,7 @@ def load_stage(
         hidden_size=source.hidden_size,
         vocab_size=source.vocab_size,
         recurrent=source.recurrent,
-        windowed=0 < library.call.llama_model_n_swa(model.handle) < request.context_limit,
+        window=window if window < request.context_limit else 0,
         model=model,
         embedding=embedding,
         pools=Pools(
@@ -115,6 +121,7 @@ def load_stage(
             request.context_limit,
             max(model.num_bytes // IDLE_SHARE, IDLE_BYTES) // max(1, cell_bytes),
             _sharing(source, options, make, on_gpu=bool(gpus.gpus)),
+            MAX_SLOTS_OF_WINDOWS if shape.windowed else MAX_SLOTS,
         ),
         output_dtype=dtype,
         cell_bytes=cell_bytes,
@@ -135,6 +142,7 @@ def _shape_of(source: ModelSource, shard: Shard, options: LlamaCppOptions, kv: s
         unified=options.unified or source.windowed or source.recurrent,  # states of other caches are of one stream only
         threads=options.num_threads,
         cores=None if options.threads else FreeCores.within_quota(options.num_threads),
+        windowed=source.windowed and not source.recurrent,
     )
 
 

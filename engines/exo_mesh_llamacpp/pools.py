@@ -35,6 +35,9 @@ and sequences of one context compute together, which reads the weights once for 
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ."""
 
+MAX_SLOTS_OF_WINDOWS = (MAX_SLOTS - 1) // 2
+"""With windows, the library counts each sequence twice, and has one more."""
+
 MakeContext = Callable[[int, int], LlamaContext]
 """Makes a context of (slots, cells)."""
 
@@ -68,11 +71,13 @@ class Pools:
         context_limit: int,
         idle_limit: int = FIRST_CELLS,
         sharing: Sharing | None = None,
+        most_slots: int = MAX_SLOTS,
     ) -> None:
         """idle_limit: positions that contexts without sequences may keep room for, until they are used again.
         sharing: None if no sequences share cells."""
         self.sharing = sharing
         self._make = make_context
+        self._most_slots = most_slots
         self._idle_limit = max(idle_limit, FIRST_CELLS)
         self._largest = -(-max(1, context_limit) // 256) * 256
         self._pools: dict[int, Pool] = {}
@@ -96,8 +101,9 @@ class Pools:
         pool.taken.add(slot)
         before, held.place = held.place, (pool, slot)
         if before:
-            if held.length and not pool.context.restore(slot, before[0].context.save(before[1])):
+            if held.length and not before[0].context.move_to(before[1], pool.context, slot, held.settled):
                 raise EngineError("the state of a sequence could not be moved")
+            held.floor = held.settled or held.length
             self._leave(before)
         else:
             pool.context.cut(slot, 0)
@@ -280,15 +286,16 @@ class Pools:
 
     def _widen(self, pool: Pool) -> None:
         """Make a pool again with twice the slots: each time, a new chat waits 50 to 100 ms for the copies."""
-        if pool.context.slots >= MAX_SLOTS:
-            raise EngineError(f"more than {MAX_SLOTS} sequences of up to {pool.cells} positions")
+        if pool.context.slots >= self._most_slots:
+            raise EngineError(f"more than {self._most_slots} sequences of up to {pool.cells} positions")
         slots = pool.context.slots
-        larger = self._make(min(MAX_SLOTS, 2 * slots), pool.cells)
+        larger = self._make(min(self._most_slots, 2 * slots), pool.cells)
         for held in self._in(pool):
             slot = held.place[1] if held.place else 0
-            if (state := _state_in(pool, slot)) is not None and not larger.restore(slot, state):
+            if pool.context.length(slot) and not pool.context.move_to(slot, larger, slot, held.settled):
                 larger.free()
                 raise EngineError("the state of a sequence could not be moved")
+            held.floor = held.settled or held.length
         pool.context.free()
         pool.context = larger
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.frame import HIDDEN, LONGEST_DRAFT, Fault, Row
 from exo_mesh.engine.contract import (
     ANY_POSITION,
     UNKNOWN_STAGE,
@@ -28,10 +28,12 @@ from exo_mesh_llamacpp import saving, wire
 from exo_mesh_llamacpp.context import LlamaContext
 from exo_mesh_llamacpp.loading import LoadedStage, load_stage
 from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, state_places, taken_places, together
-from exo_mesh_llamacpp.pools import Pools
 from exo_mesh_llamacpp.shared.pool import Held
 
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
+
+CUT_POSITIONS = LONGEST_DRAFT
+"""How many of a sequence's last positions can be cut back if a layer keeps a window or a recurrent state."""
 
 _NONE = np.empty(0, np.int64)
 _NO_STATES = np.empty((0, 0), np.float32)
@@ -122,6 +124,7 @@ class LlamaCppStage:
             return 0
         held = list(stage.pools.held.values())  # a copy: heartbeats read this while a frame may insert or remove
         kv = stage.pools.num_cells * stage.cell_bytes + sum(one.place is not None for one in held) * stage.fixed_bytes
+        kv += sum(part.nbytes for one in held for part in list(one.pasts.values()))
         return stage.model.num_bytes + (stage.embedding.num_bytes if stage.embedding else 0) + kv
 
     def close(self) -> None:
@@ -186,6 +189,7 @@ class LlamaCppStage:
             if not pool.cut(slot, upto):
                 raise EngineError(f"this model's state cannot go back from position {held.length} to {upto}")
         held.length, held.max_tokens = upto, max_tokens
+        held.pasts.clear()
         del stage.pools.held[source]
         stage.pools.release(sequence)
         stage.pools.held[sequence] = held
@@ -212,6 +216,7 @@ class LlamaCppStage:
                 if not pool.context.cut(slot, upto):
                     raise EngineError(f"this model's state cannot go back from position {length} to {upto}")
                 new.length = upto
+            new.floor = new.settled = new.length
         except EngineError:
             stage.pools.release(key)
             raise
@@ -245,7 +250,7 @@ class LlamaCppStage:
             if not defect and not 0 <= min(tokens) <= max(tokens) < stage.vocab_size:
                 defect = f"a token id is outside 0..{stage.vocab_size - 1}"
             if not defect and held is not None:
-                defect = _make_ready(stage.pools, held, row)
+                defect = _make_ready(stage, held, row)
             if defect or held is None:
                 work.fault(row.sequence, defect or "")
             else:
@@ -299,14 +304,22 @@ def _capabilities(stage: LoadedStage) -> Capabilities:
     kinds += ("recurrent",) if stage.recurrent else ()
     return Capabilities(
         ragged=True,
-        # a saved state has of a layer with a window only the last positions: a copy cannot go back behind them
-        rollback=0 if stage.recurrent or stage.windowed else ANY_POSITION,
+        rollback=_rollback(stage),
         dtypes=wire.ACTIVATION_DTYPES,
         kv=kinds,
         inputs=() if stage.shard.is_first else spec,
         outputs=() if stage.shard.is_last else spec,
         shares_from=stage.pools.sharing.least if stage.pools.sharing else 0,
+        cuts_at_rows=stage.recurrent,
     )
+
+
+def _rollback(stage: LoadedStage) -> int:
+    if stage.recurrent and not stage.model.library.saves_parts:
+        return 0
+    if stage.windowed:  # protected are the positions before a row, of the row itself those that windows see
+        return min(CUT_POSITIONS, stage.window)
+    return CUT_POSITIONS if stage.recurrent else ANY_POSITION
 
 
 def _copy_defect(stage: LoadedStage, source: int, held: Held | None, upto: int, max_tokens: int) -> str | None:
@@ -318,19 +331,42 @@ def _copy_defect(stage: LoadedStage, source: int, held: Held | None, upto: int, 
     return defect
 
 
-def _make_ready(pools: Pools, held: Held, row: Row) -> str | None:
+def _make_ready(stage: LoadedStage, held: Held, row: Row) -> str | None:
     """Bring a sequence to the position where its row begins, with room for the row; returns why that is impossible."""
     if held.place and held.length > row.pos0:
-        pool, slot = held.place
-        if not pool.cut(slot, row.pos0):
+        if not _go_back(stage, held, row.pos0):
             return f"this model's state cannot go back from position {held.length} to {row.pos0}"
         held.length = row.pos0
+    least = row.pos0 - CUT_POSITIONS
+    held.settled = max(held.settled, least) if row.drafted else row.pos0
     try:
-        pools.reserve(held, row.pos0 + row.n)
+        pool, slot = stage.pools.reserve(held, row.pos0 + row.n)
     except EngineError as exc:
         return str(exc)
+    guarded = row.pos0 if row.drafted or row.may_be_refused else 0
+    if stage.windowed and guarded != held.guarded:
+        pool.context.protect(slot, guarded)
+        held.guarded = guarded
+    if stage.recurrent and stage.model.library.saves_parts:
+        kept = {length: part for length, part in held.pasts.items() if row.drafted and least <= length < row.pos0}
+        if row.may_be_refused and row.pos0:
+            kept[row.pos0] = pool.context.save_part(slot)
+        held.pasts = kept
     held.length = row.pos0 + row.n
     return None
+
+
+def _go_back(stage: LoadedStage, held: Held, length: int) -> bool:
+    """Cut a sequence back to fewer positions; returns whether that is possible."""
+    assert held.place is not None, "a sequence with positions has a place"
+    pool, slot = held.place
+    if not length:
+        held.floor = 0
+        return pool.cut(slot, 0)
+    if not stage.recurrent:
+        return (length >= held.floor or not stage.windowed) and pool.cut(slot, length)
+    part = held.pasts.get(length)
+    return part is not None and pool.context.return_to(slot, part, length)
 
 
 def _place(context: LlamaContext, group: Sequence[RowPart]) -> None:

@@ -9,7 +9,7 @@ from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.options import parse_options
-from exo_mesh_llamacpp.plan import head_tensors
+from exo_mesh_llamacpp.plan import COUNTED_STATES, head_tensors
 from exo_mesh_llamacpp.source import open_source
 from exo_mesh_llamacpp.types import KV_TYPES
 
@@ -33,6 +33,6 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         embed_bytes=source.embedding().num_bytes,
         head_bytes=sum(tensor.num_bytes for tensor in head_tensors(source)) + every,
         kv_bytes_per_token=tuple(values * kind.block_bytes // kind.block for values in source.kv_values),
-        kv_fixed_bytes=tuple(4 * values for values in source.kv_fixed),
+        kv_fixed_bytes=tuple(4 * (1 + COUNTED_STATES) * values for values in source.kv_fixed),
         layer_kinds=source.layer_kinds,
     )

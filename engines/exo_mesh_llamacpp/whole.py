@@ -45,7 +45,15 @@ def load_whole(path: Path, request: LoadRequest, stops: tuple[int, ...] = ()) ->
     one_stream = options.unified or has_states or window > 0
     kv = options.kv_type(mixed=False)
     shape = StageShape(
-        hidden, vocab, call.llama_model_n_head(handle), kv, options.flash, one_stream, options.num_threads, stops
+        hidden,
+        vocab,
+        call.llama_model_n_head(handle),
+        kv,
+        options.flash,
+        one_stream,
+        options.num_threads,
+        stops,
+        windowed=window > 0 and not has_states,
     )
     tokens = TokenIds(hidden)
     return LoadedStage(
@@ -53,7 +61,7 @@ def load_whole(path: Path, request: LoadRequest, stops: tuple[int, ...] = ()) ->
         hidden_size=hidden,
         vocab_size=vocab,
         recurrent=has_states,
-        windowed=0 < window < request.context_limit,
+        window=window if window < request.context_limit else 0,
         model=model,
         embedding=tokens,
         pools=Pools(lambda slots, cells: TokenContext(model, shape, slots, cells, tokens), request.context_limit),

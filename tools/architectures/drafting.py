@@ -25,13 +25,13 @@ LARGEST = 1e-3
 several tokens in another way than one."""
 
 
-def check_drafts(outcome: Outcome, ring: Sequence[StageEngine]) -> None:
+def check_drafts(outcome: Outcome, ring: Sequence[StageEngine], largest: float = LARGEST) -> None:
     """Notes among the differences of an outcome what is left of refused drafts, if the ring can cut back at all."""
     if not min(engine.capabilities.rollback for engine in ring):
         return
     for seed in range(SEEDS):
         worst = largest_difference(ring, Random(seed))
-        if not worst <= LARGEST:
+        if not worst <= largest:
             outcome.different[f"{len(ring)} stages, drafts {seed}"] = worst
 
 

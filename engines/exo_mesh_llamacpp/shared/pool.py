@@ -45,11 +45,18 @@ class Pool(msgspec.Struct, eq=False):
 
 
 class Held(msgspec.Struct):
-    """A sequence. length: positions that it holds; place: its pool and slot, None until it holds any."""
+    """A sequence. length: positions that it holds; place: its pool and slot, None until it holds any. settled:
+    positions that no later row cuts back. guarded: positions that are protected, see LlamaContext. floor: positions
+    before which its place lacks some of the windows, because it has been moved or restored. pasts: {length:
+    recurrent state} before its rows with drafts, while these are not judged."""
 
     max_tokens: int
     length: int = 0
     place: tuple[Pool, int] | None = None
+    settled: int = 0
+    guarded: int = 0
+    floor: int = 0
+    pasts: dict[int, np.ndarray] = msgspec.field(default_factory=dict)
 
     @property
     def slot(self) -> int:
