@@ -81,6 +81,11 @@ def test_nearly_all_that_runs_at_all_is_split_and_counted() -> None:
     assert summary(states) in PAGE.read()
 
 
+def test_nearly_all_can_be_cut_back_by_drafts() -> None:
+    able = [row.split(" | ")[5] for name, row in PAGE.rows().items() if PAGE.states()[name] == "exact"]
+    assert sum(rollback == "any" or int(rollback.split(" ")[0]) >= 4 for rollback in able) >= 0.95 * len(able)
+
+
 def test_rows_of_an_earlier_page_are_kept_only_if_it_is_of_the_same_versions() -> None:
     page = PAGE.read().replace("Versions: ", "Versions: older ")
     new = Outcome("llama", "failed", "a reason")
@@ -96,6 +101,9 @@ def test_a_page_keeps_the_parts_of_other_engines_and_rows_for_which_more_was_tri
     before = rows(page)["llama"]
     few = PAGE.render([Outcome("llama", "exact", cuts=(1,), splits=3)], page, few=True)
     assert rows(few.partition("\n## ")[0])["llama"] == rows(page.partition("\n## ")[0])["llama"] != before
+    traits = {"kv": ("full",), "rollback": "7"}
+    less = PAGE.render([Outcome("llama", "exact", cuts=(1,), splits=3, traits=traits)], page, few=True)
+    assert [rows(one.partition("\n## ")[0])["llama"].split(" | ")[5] for one in (few, less)] == ["32", "7"]
     worse = PAGE.render([Outcome("llama", "failed", "a reason")], page, few=True)
     assert "**fails**: a reason" in rows(worse.partition("\n## ")[0])["llama"]
 

@@ -36,16 +36,25 @@ class Page:
 
     def render(self, outcomes: Iterable[Outcome], page: str = "", *, few: bool = False) -> str:
         """Returns a page with these rows. Rows of an earlier page are kept if they are of the same versions; few: also
-        those of architectures that are as they were, because more splits were tried then."""
+        those of architectures that are as they were, because more splits were tried then, but for the rollback."""
         before, _, part = page.partition(self.heading)
         part, other, after = part.partition("\n## ")
         known = rows(part) if f"Versions: {self.versions}." in part else {}
         for outcome in outcomes:
-            if not few or outcome.state != "exact" or state_of(known.get(outcome.name, "")) != "exact":
-                known[outcome.name] = self.row(outcome)
+            row, earlier = self.row(outcome), known.get(outcome.name, "")
+            is_kept = few and outcome.state == state_of(earlier) == "exact"
+            known[outcome.name] = self._with_rollback(earlier, row) if is_kept else row
         found = "".join(f"{known[name]}\n" for name in sorted(known, key=str.lower))
         head = self.text.format(summary=summary(map(state_of, known.values())), versions=self.versions)
         return f"{before}{self.heading}{head}{found}{other}{after}"
+
+    def _with_rollback(self, earlier: str, row: str) -> str:
+        """An earlier row with the rollback of a new one, if that says any."""
+        header = next(line for line in self.text.splitlines() if line.startswith("| ")).split(" | ")
+        cells, new = earlier.split(" | "), row.split(" | ")
+        if "rollback" in header and (found := new[header.index("rollback")].strip()):
+            cells[header.index("rollback")] = found
+        return " | ".join(cells)
 
     def write(self, outcomes: Iterable[Outcome], *, few: bool) -> None:
         path = DOCS / self.file
