@@ -50,7 +50,7 @@ class WindowKVCache(mlx_caches.RotatingKVCache):  # type: ignore[misc]
         if not self._is_in_order():
             fetched: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
             return fetched
-        needed = self.max_size - 1 + max(0, self.offset - self.settled.length)
+        needed = self.max_size - 1 + min(max(0, self.offset - self.settled.length), CUT_POSITIONS)
         self.keys = self._appended(self.keys, keys, needed)
         self.values = self._appended(self.values, values, needed)
         self.offset += num_tokens
