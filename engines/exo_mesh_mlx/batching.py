@@ -13,6 +13,7 @@ from exo_mesh_mlx import packets
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
 from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MIN_POSITIONS
+from exo_mesh_mlx.kv import rollback_of
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, RaggedMode, as_array, attention_by_row, mixers_by_row
 from exo_mesh_mlx.shared.blocks import KvBlock
 from exo_mesh_mlx.whole import WholeStage
@@ -51,6 +52,14 @@ def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode
                 pass
             mode.switch(False)
     return None
+
+
+def find_rollback(stage: Stage, new_cache: NewCache) -> tuple[int, bool]:
+    """How many of the last positions can be cut back, and whether only to where a row began. None, if the model's code
+    gives a token another window beside others than alone: then drafts would change what is drawn."""
+    tried = new_cache()
+    stage.forward(mx.zeros((1, 2), mx.int32), tried.full, packets.zeros(stage.inputs, 1, 2), 1)
+    return (0, False) if tried.pasts.settled.sees_more else rollback_of(tried.full)
 
 
 def attends_in_blocks(stage: Stage, mode: RaggedMode, new_cache: NewCache) -> bool:

@@ -36,7 +36,7 @@ from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.ahead import GuessedStep, LookAhead
 from exo_mesh_mlx.arranging import BlockKeeper
-from exo_mesh_mlx.batching import attends_in_blocks, attends_to_parts, find_mode
+from exo_mesh_mlx.batching import attends_in_blocks, attends_to_parts, find_mode, find_rollback
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, arrays_of, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
@@ -44,7 +44,7 @@ from exo_mesh_mlx.cuts import why_a_range_fails
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
-from exo_mesh_mlx.kv import kv_kinds, rollback_of
+from exo_mesh_mlx.kv import kv_kinds
 from exo_mesh_mlx.limits import keep_to
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.options import MlxOptions, parse_options
@@ -93,7 +93,6 @@ class MlxStage:
         self._lone = LoneSequence(lambda: (held.cache for held in self._sequences.values()))
         self._saved_form: saving.SavedForm = {}
         self.ahead = LookAhead(self._drop_guess)
-        self._rollback = 0, False
         self._ranks: Ranks | None = None
         self._to_verify: tuple[MlxCheckpoint, MlxTrace | None, Shard, int] | None = None
         self.shares = RankShares()
@@ -129,7 +128,6 @@ class MlxStage:
             self._stage = MlxGhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress, by_tensor=self._ranks is not None)
         self._to_verify = (checkpoint, trace, shard, request.context_limit)
-        self._rollback = rollback_of(full)
         self._warm_up(shard, request.model_dir)
 
     def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
@@ -480,14 +478,15 @@ class MlxStage:
             self._logits_width = output.logits.shape[1]
         cache = self._sequences[WARM_UP_SEQUENCE].cache
         self._saved_form = saving.form_of(cache)
+        rollback, at_rows = find_rollback(stage, self._new_cache)
         self.capabilities = Capabilities(
             ragged=True,
-            rollback=self._rollback[0],
+            rollback=rollback,
             dtypes=wire.ACTIVATION_DTYPES,
             kv=kv_kinds(cache.own_entries()),
             inputs=packets.specs(stage.inputs),
             outputs=packets.specs(stage.outputs, self._activation_dtype),
-            cuts_at_rows=self._rollback[1],
+            cuts_at_rows=at_rows,
         )
         self.remove(WARM_UP_SEQUENCE)
         self._ragged = find_mode(stage, self._model, self._new_cache)

@@ -27,14 +27,15 @@ rows with a single draft is on its way."""
 
 
 class Settled:
-    """The number of positions of a sequence that no later row cuts back, and of the last row, and whether that has
-    drafts; one object for all caches of the sequence. It has no __dict__, so that it is not saved with them."""
+    """The number of positions of a sequence that no later row cuts back, and of the last row; one object for all caches
+    of the sequence. It has no __dict__, so that it is not saved with them. sees_more: whether the model's code gives
+    rows of several tokens a larger window than those of one."""
 
-    __slots__ = ("has_drafts", "length", "row")
+    __slots__ = ("length", "row", "sees_more")
 
     def __init__(self) -> None:
         self.length = self.row = 0
-        self.has_drafts = False
+        self.sees_more = False
 
 
 class WindowKVCache(mlx_caches.RotatingKVCache):  # type: ignore[misc]
@@ -66,9 +67,8 @@ class WindowKVCache(mlx_caches.RotatingKVCache):  # type: ignore[misc]
         return self.keys[..., first:, :], self.values[..., first:, :]
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Any:
-        if N > 1 and window_size is not None and self.settled.has_drafts:
-            # some models give rows of several tokens a larger window than those of one, which drafts must not see
-            window_size = min(window_size, self.max_size)
+        if N > 1 and window_size is not None and window_size > self.max_size:
+            self.settled.sees_more = True
         if N > 1 or not self._is_in_order():
             return super().make_mask(N, window_size=window_size, return_array=return_array)
         seen = min(self.offset + 1, self.max_size)
@@ -142,8 +142,8 @@ def can_cut(part: Any, surplus: int) -> bool:
 
 
 def rollback_of(full: Sequence[Any]) -> tuple[int, bool]:
-    """How many of the last positions sequences with such fresh caches can be cut back, however long they are, and
-    whether only to where a row began."""
+    """How many of the last positions sequences with such caches can be cut back, however long they are, and whether
+    only to where a row began."""
     parts = parts_of(full)
     windows = ("max_size", "chunk_size")
     if not any(is_state(part) or any(hasattr(part, name) for name in windows) for part in parts):
@@ -183,7 +183,6 @@ class Pasts:
         """Prepare for a row that begins at `length`, where the caches end; see Row."""
         least = length - CUT_POSITIONS
         self.settled.length = max(self.settled.length, least) if drafted else length
-        self.settled.has_drafts = drafted or may_be_refused
         self._kept = [past for past in self._kept if drafted and least <= past.length < length]
         if may_be_refused and self._states:
             # an array may be changed in place, and a copy of it is no other memory until then

@@ -55,6 +55,14 @@ def test_refused_drafts_leave_no_trace(tmp_path: Path, architecture: str) -> Non
     assert outcome.different == {}
 
 
+def test_a_model_whose_windows_depend_on_the_number_of_tokens_does_not_draft(tmp_path: Path) -> None:
+    """In a row of several tokens, this model's code lets each see one position more than alone."""
+    write_checkpoint(tmp_path, tiny_config("plamo3"))
+    stages = Stages(provider, tmp_path, LAYERS)
+    assert [stage.capabilities.rollback for stage in stages.ring((3,))] == [0, 0]
+    stages.close()
+
+
 @pytest.fixture(params=["gemma3_text", "mamba2"])
 def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MlxStage]:
     write_checkpoint(tmp_path, tiny_config(request.param))
