@@ -46,6 +46,9 @@ CERTAIN = 50.0
 _LAYER_S = 0.001
 """Reported seconds of one layer on one machine alone, for one token."""
 
+_WRONG = 77
+"""Chooses the positions of wrong guesses."""
+
 KV = "kv"
 DTYPE = "uint32"
 
@@ -109,7 +112,7 @@ class DummyStage:
         if self._request is None:
             raise EngineError("the stage is not loaded")
         rows = stage_input.rows
-        cost_ms = self._options.cost_ms + self._options.row_cost_ms * len(rows)
+        cost_ms = self._cost_ms(rows)
         deadline = time.perf_counter() + cost_ms / 1000
         self._num_forwards += 1
         if self._num_forwards == self._options.fail_at:
@@ -118,6 +121,29 @@ class DummyStage:
         if cost_ms:
             _wait_until(deadline)
         return output
+
+    def _cost_ms(self, rows: Sequence[Row]) -> float:
+        assert self._request is not None, "asked before"
+        options = self._options
+        cost_ms = options.cost_ms + options.layer_cost_ms * len(self._request.shard) + options.row_cost_ms * len(rows)
+        further = sum(row.n - 1 for row in rows if row.num_logits) if options.token_cost_ms else 0
+        return cost_ms + options.token_cost_ms * further
+
+    @property
+    def drafts(self) -> bool:
+        """See DraftingEngine."""
+        return self._options.draft_right > 0
+
+    def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
+        """See DraftingEngine. Which guesses are wrong depends only on the position."""
+        printable = self._model.printable
+        last, found = token_ids[-1], []
+        for position in range(len(token_ids) - 1, len(token_ids) - 1 + most):
+            last = printable[mix(last, position) % len(printable)]
+            if mix(_WRONG, position) % 10_000 >= 10_000 * self._options.draft_right:
+                last = printable[(printable.index(last) + 1) % len(printable)]
+            found.append(last)
+        return found
 
     def remove(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)

@@ -14,7 +14,9 @@ class DummyOptions(msgspec.Struct, frozen=True):
     """Options of the dummy engine. cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a
     device computed. payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while
     loading. fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: if not 0, the check of a
-    tensor group fails. reduce_ms: reported duration of an all-reduce of a tensor group."""
+    tensor group fails. token_cost_ms: of each token of a row behind its first, in rows whose logits are wanted.
+    layer_cost_ms: of each layer of the stage, in every forward. draft_right: the share of right guesses of its drafter;
+    0: it has none. reduce_ms: reported duration of an all-reduce of a tensor group."""
 
     cost_ms: float = 0.0
     row_cost_ms: float = 0.0
@@ -22,6 +24,9 @@ class DummyOptions(msgspec.Struct, frozen=True):
     load_ms: float = 0.0
     fail_at: int = 0
     fail_group: int = 0
+    token_cost_ms: float = 0.0
+    layer_cost_ms: float = 0.0
+    draft_right: float = 0.0
     reduce_ms: float = 0.0
 
 
@@ -34,6 +39,9 @@ def parse_options(options: Mapping[str, str]) -> DummyOptions:
         "load_ms": float,
         "fail_at": int,
         "fail_group": int,
+        "token_cost_ms": float,
+        "layer_cost_ms": float,
+        "draft_right": float,
         "reduce_ms": float,
     }
     values: dict[str, float] = {}

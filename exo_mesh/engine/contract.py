@@ -92,6 +92,20 @@ MOST_PARTS = 4
 """Pieces of a sequence that it may share with others, each with another set of them. Attention goes piece by piece."""
 
 
+@runtime_checkable
+class DraftingEngine(Protocol):
+    """An engine whose last stage guesses how a text goes on, without computing its layers."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the loaded model has what that needs."""
+        ...
+
+    def draft(self, token_ids: Collection[int], most: int) -> list[int]:
+        """Up to `most` tokens that may follow these. From the driver's thread, while a frame may be computed."""
+        ...
+
+
 class MachineMemory(msgspec.Struct, frozen=True):
     """Bytes of memory of the machine that a stage is loaded on: all, and what was available just before the load."""
 

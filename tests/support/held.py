@@ -15,8 +15,10 @@ from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import ANY_POSITION, Capabilities, StageInput, StageOutput
+from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.grammars import Grammars
+from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.weights.store import ModelStore
@@ -55,9 +57,7 @@ class NoiseEngine:
             assert row.pos0 <= len(held), "no position is left out"
             held[row.pos0 :] = stage_input.token_ids[start : start + row.n]
             start += row.n
-            assert row.num_logits <= 1
-            if row.num_logits:
-                logits.append(self.logits(held))
+            logits += [self.logits(held[: len(held) - left]) for left in reversed(range(row.num_logits))]
         return StageOutput(logits=np.array(logits, np.float32).reshape(-1, PADDED))
 
     def logits(self, held: Sequence[int]) -> np.ndarray:
@@ -78,21 +78,25 @@ class NoiseEngine:
 
 
 class HeldRing:
-    """A ring of one, driven by hand. laps: frames that came round."""
+    """A ring of one, driven by hand. laps: frames that came round. num_stages: as the driver sees it; all of them are
+    this one stage, which computes a frame when it comes round."""
 
     def __init__(
         self,
         model_dir: Path | None = None,
         engine: NoiseEngine | None = None,
         grammars: Grammars | None = None,
+        make_source: SourceMaker | None = None,
+        prefix: PrefixCache | None = None,
+        num_stages: int = 1,
         **limits: float,
     ) -> None:
         self.engine = engine or NoiseEngine()
         self.stage = Stage(self.engine, 0)  # type: ignore[arg-type]
         self.sent: deque[Frame] = deque()
-        self.limits = SchedulerLimits(1, **limits)  # type: ignore[arg-type]
+        self.limits = SchedulerLimits(num_stages, **limits)  # type: ignore[arg-type]
         grammars = grammars or (GRAMMARS if model_dir is None else Grammars(model_dir, WOKEN.put))
-        self.driver = Driver(BALLOT, self.limits, self.sent.append, grammars)
+        self.driver = Driver(BALLOT, self.limits, self.sent.append, grammars, prefix, make_source=make_source)
         self.laps = 0
         self.rows: list[int] = []
         """Tokens of each row with logits."""

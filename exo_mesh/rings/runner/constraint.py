@@ -50,6 +50,11 @@ class Constraint:
             self._making = grammars.begin(self._begin)
 
     @property
+    def may_draft(self) -> bool:
+        """Whether guesses of the next tokens make sense: not where most of them would be against a grammar."""
+        return self._matcher is None and self._beginning is None
+
+    @property
     def is_ready(self) -> bool:
         """Whether the tokens that may come next are known."""
         return self._making is None or self._making.done()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
+from exo_mesh.domain.frame import LONGEST_DRAFT, NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest, Prefilled
@@ -26,6 +26,10 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.rings.runner.callers import Callers
+from exo_mesh.rings.runner.drafting.acceptance import Acceptance
+from exo_mesh.rings.runner.drafting.drafts import Drafts
+from exo_mesh.rings.runner.drafting.foresight import Foresight
+from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.laps import LapTimes
@@ -72,6 +76,7 @@ class Driver:
         grammars: Grammars | None = None,
         prefix: PrefixCache | None = None,
         disk: DiskIndex | None = None,
+        make_source: SourceMaker | None = None,
     ) -> None:
         self._ballot = ballot
         self._pace = Pace(limits.num_stages)
@@ -84,6 +89,7 @@ class Driver:
         )
         self._limits = limits
         self._send = send
+        self._make_source = make_source
         self._live: dict[int, Generation] = {}
         self._by_request: dict[str, int] = {}
         self._ids = SequenceIds()
@@ -96,12 +102,14 @@ class Driver:
         """Whether all stages of this plan have reported their limits of the prefix cache."""
         self.disk = disk
         self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
+        self.drafts = Drafts(self._live, self._pace)
+        self._scheduler.drafter = None if make_source is None else self.drafts
         self.callers = Callers(ballot)
         self.places = QueuePlaces(self._scheduler, self._live, self.callers)
         self.beginnings = SequenceStarts(
             self._scheduler, self._live, self.callers, self._ops, self._ids, self.prefix, disk
         )
-        self.outputs = Outputs(self._scheduler, self._live, self.callers, grammars, self._end, self.pump)
+        self.outputs = Outputs(self._scheduler, self._live, self.callers, grammars, self._end, self.pump, self.drafts)
         self.replays = Replays()
         self.laps = LapTimes()
         self.hops = Durations(LAP_BOUNDS_S)
@@ -156,9 +164,10 @@ class Driver:
         self._ballot = ballot
         self.callers.change(ballot)
         self._limits, self._pace = limits, Pace(limits.num_stages)
+        self.drafts.change(self._pace)
         self._in_flight.clear()
         for generation in self._live.values():
-            generation.late = None  # its row goes round again
+            generation.late.clear()  # its row goes round again
         self.laps.forget_sent()
         self._last_step = 0
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
@@ -188,7 +197,7 @@ class Driver:
 
     def _came_round(self, lost_copies: list[int]) -> dict[int, int]:
         """The positions whose rows every stage has computed, by running sequence."""
-        held = {sequence.id: sequence.computed for sequence in self._scheduler.running}
+        held = {sequence.id: sequence.settled for sequence in self._scheduler.running}
         for work in self._in_flight.values():
             for row in work.rows:
                 if row.sequence in held:
@@ -219,6 +228,8 @@ class Driver:
             self._refuse(generation, self.places.overload())
         else:
             self._live[sequence_id] = generation
+            if self._make_source is not None and request.max_tokens > 1:
+                generation.foresight = Foresight(self._make_source(request), Acceptance(self.drafts.acceptance))
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = sequence_id
             if request.grammar is None:
@@ -268,8 +279,7 @@ class Driver:
         lap_s = self.laps.returned(frame.step, now)
         work = self._in_flight.pop(frame.step, None)
         is_prefill = work is not None and work.is_prefill
-        if work is not None:
-            self._scheduler.came_round(work)
+        stale = [] if work is None else self._scheduler.came_round(work)
         if self._scheduler.has_waiting:
             self.places.reassure(now)
         if lap_s is not None and self._num_traced:
@@ -283,7 +293,7 @@ class Driver:
             if row.sequence in self._live:
                 self.callers.tell(self._live[row.sequence], Prefilled(row.pos0 + row.n))
         if logits is not None:
-            self.outputs.draw(frame, logits)
+            self.outputs.draw(frame, logits, stale)
         if is_prefill:
             self.outputs.pool(frame, hidden)
         draw_s = time.perf_counter() - now
@@ -307,6 +317,7 @@ class Driver:
         if not self._knows_stages:
             self._knows_stages = True
             self.prefix.learn(reports)
+            self.drafts.cuts_back = LONGEST_DRAFT if all(report.cuts_back for report in reports) else 0
             scheduler.shared.least = shares_from(reports)
 
     def _note_disks(self, frame: Frame, now: float) -> None:
@@ -441,8 +452,10 @@ class Driver:
         if work.upto or work.is_scoring:
             return  # it says little of a chunk that all stages compute, and that has no logits
         if len(work.token_ids) > len(work.rows) and not work.is_prefill:
-            return  # nor of rows of one token
-        if work.is_prefill:
+            compute_s = [report.compute_s for report in frame.reports]
+            compute_s[-1:] = [seconds + draw_s for seconds in compute_s[-1:]]
+            self._pace.drafted(len(work.rows), len(work.token_ids), compute_s)
+        elif work.is_prefill:
             compute_s = [report.compute_s for report in frame.reports]
             self._pace.prefilled(len(work.token_ids), lap_s, waited_s, compute_s)
         elif work.rows and frame.reports:

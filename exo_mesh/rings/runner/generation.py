@@ -22,6 +22,7 @@ from exo_mesh.domain.request import (
 )
 from exo_mesh.errors import InputError
 from exo_mesh.rings.runner.constraint import Constraint
+from exo_mesh.rings.runner.drafting.foresight import Foresight
 from exo_mesh.rings.runner.mailbox import Drawn, Mailbox
 from exo_mesh.rings.runner.pooled import PooledVector
 from exo_mesh.rings.runner.sampling.prompt_logprobs import score
@@ -60,10 +61,12 @@ class Generation(msgspec.Struct):
     """Whether the caller has got the position at which the prompt departs from kept sequences."""
     cached: int = 0
     """Prompt tokens that were copied from another request instead of computed."""
-    late: np.ndarray | None = None
-    """Logits that came round before the allowed tokens were known."""
+    late: list[tuple[int, np.ndarray]] = msgspec.field(default_factory=list)
+    """Logits that came round before the allowed tokens were known, and their first positions."""
     vector: PooledVector | None = None
     """The vector of the prompt so far, if the request wants one."""
+    foresight: Foresight | None = None
+    """Its guesses of the next tokens, if it drafts."""
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
@@ -82,6 +85,11 @@ class Generation(msgspec.Struct):
             _prepare_vector(sequence, request.embed)
             generation.vector = PooledVector(request.embed)
         return generation
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether guesses may be sent now: not before the output begins that a grammar or a text decides."""
+        return self.constraint is None or (self.constrained and not self.forced and self.constraint.may_draft)
 
     @property
     def max_positions(self) -> int:

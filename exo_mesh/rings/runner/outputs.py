@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from exo_mesh.domain.request import FinishReason, TokenEvent, Tokens
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.rings.runner.callers import Callers
 from exo_mesh.rings.runner.constraint import Constraint
+from exo_mesh.rings.runner.drafting.drafts import Drafts
 from exo_mesh.rings.runner.generation import LAPS_AT_ONCE, Generation
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.mailbox import PARK_AT, Drawn
@@ -37,6 +38,7 @@ class Outputs:
         grammars: Grammars | None,
         end: Callable[[int, MeshError | None], None],
         pump: Callable[[], None],
+        drafts: Drafts,
     ) -> None:
         self._scheduler = scheduler
         self._live = live
@@ -44,13 +46,14 @@ class Outputs:
         self._grammars = grammars
         self._end = end
         self._pump = pump
+        self._drafts = drafts
         self.tokens = 0
         self.prompts = 0
         self.laps_saved = 0
 
-    def draw(self, frame: Frame, logits: np.ndarray) -> None:
-        """Take the logits of the rows that want them, float32 `[sum(num_logits), vocab]`: draw a token from the last
-        ones of a row, or score its positions if they are of a prompt."""
+    def draw(self, frame: Frame, logits: np.ndarray, stale: Collection[int] = ()) -> None:
+        """Take the logits of the rows that want them, float32 `[sum(num_logits), vocab]`: draw tokens from them, or
+        score the positions of a row if they are of a prompt. stale: sequences whose rows follow a refused draft."""
         stop = 0
         for row in frame.rows:
             stop += row.num_logits
@@ -59,8 +62,8 @@ class Outputs:
                     self._pool_one(generation, row, None, logits[stop - row.num_logits : stop])
                 elif row.pos0 < generation.sequence.scores and not generation.sequence.ends_with(row):
                     self._score(generation, row, logits[stop - row.num_logits : stop])
-                else:
-                    self._draw_one(generation, logits[stop - 1])
+                elif row.sequence not in stale:
+                    self._judge(generation, row.pos0 + row.n - row.num_logits, logits[stop - row.num_logits : stop])
 
     def pool(self, frame: Frame, hidden: np.ndarray | None) -> None:
         """Take the hidden states of rows that want them, float32 `[sum(num_hidden), width]`, and send each vector that
@@ -134,16 +137,33 @@ class Outputs:
         elif generation.constraint is not None and generation.constraint.is_ready and not generation.constrained:
             self._begin_output(generation)
 
+    def _judge(self, generation: Generation, first: int, logits: np.ndarray) -> None:
+        """Draw the tokens after the positions from `first` on, float32 `[positions, vocab]`, until a draft at one of
+        them is refused: the other logits are then of a text that was not drawn. Positions whose next token is known are
+        passed over."""
+        sequence, refusals = generation.sequence, generation.sequence.refusals
+        if generation.late:  # of the positions before
+            generation.late.append((first, logits.copy()))
+            return
+        for index, position in enumerate(range(first, first + len(logits))):
+            if position + 1 < len(sequence.tokens):
+                continue
+            constraint = generation.constraint
+            is_known = constraint is None or (generation.constrained and constraint.is_ready)
+            if not is_known and not generation.forced:
+                generation.late.append((position, logits[index:].copy()))
+                sequence.is_judging = True
+                if generation.constrained and constraint is not None:
+                    constraint.when_ready(partial(self._draw_late, generation))
+                return
+            self._draw_one(generation, logits[index])
+            if sequence.refusals > refusals or self._live.get(sequence.id) is not generation:
+                return
+
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
         if generation.forced:  # known by now, and the logits are of the token before them
             forced, generation.forced = generation.forced, []
             self._put_out(generation, generation.add((), forced), num_drawn=0)
-            return
-        constraint = generation.constraint
-        if constraint is not None and not (generation.constrained and constraint.is_ready):
-            generation.late = logits.copy()
-            if generation.constrained:
-                constraint.when_ready(partial(self._draw_late, generation))
             return
         try:
             drawn = generation.draw(logits)
@@ -170,7 +190,9 @@ class Outputs:
         if drawn.finish:
             self._end(generation.sequence.id, None)
             return
-        self._scheduler.token_drawn(generation.sequence, *(draw.token_id for draw in drawn.draws))
+        token_ids = [draw.token_id for draw in drawn.draws]
+        self._drafts.came(generation, token_ids)
+        self._scheduler.token_drawn(generation.sequence, *token_ids)
         if generation.mailbox.backlog >= PARK_AT:
             generation.mailbox.parked = generation.sequence.parked = True
 
@@ -195,12 +217,16 @@ class Outputs:
             self._put_out(generation, generation.add((), forced), num_drawn=0)
         elif forced:
             generation.forced = forced
-        if generation.late is not None:
+        if generation.late:
             self._draw_late(generation)
 
     def _draw_late(self, generation: Generation) -> None:
         """Draw from logits that waited until the allowed tokens were known."""
-        logits, generation.late = generation.late, None
-        if logits is not None and self._live.get(generation.sequence.id) is generation:
-            self._draw_one(generation, logits)
+        late, generation.late = generation.late, []
+        if late and self._live.get(generation.sequence.id) is generation:
+            generation.sequence.is_judging = False
+            refusals = generation.sequence.refusals
+            for first, logits in late:
+                if generation.sequence.refusals == refusals:
+                    self._judge(generation, first, logits)
             self._pump()

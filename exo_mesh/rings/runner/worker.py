@@ -19,6 +19,7 @@ from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.rings.runner.disk_parts import disk_index, disk_store, ring_of
 from exo_mesh.rings.runner.disk_store import DiskStore
 from exo_mesh.rings.runner.driver import CALM_LAP_S, IDLE_LAP_S, Driver
+from exo_mesh.rings.runner.drafting.sources import source_maker
 from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.frame_clock import FrameClock
 from exo_mesh.rings.runner.grammars import Grammars
@@ -136,7 +137,8 @@ class Worker:
         if setup.is_last and not setup.follows:
             prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
             disk = disk_index(setup, self._disk)
-            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix, disk)
+            sources = source_maker(setup.draft, engine)
+            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix, disk, sources)
         self.engine = engine
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens, setup.prefix_bytes)

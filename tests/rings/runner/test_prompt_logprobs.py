@@ -13,6 +13,7 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.runner.sampling import prompt_logprobs
 from exo_mesh.rings.runner.sampling.prompt_logprobs import MAX_LOGITS_BYTES, max_logit_rows, score
+from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import LOGIT_ROWS_BESIDE
 from tests.rings.runner.test_shared_prompts import CopyingEngine, SharingRing, alone, choices, nothing_left, submit
 from tests.rings.runner.test_stage_and_driver import VOCAB, Caller, ids, request
@@ -103,9 +104,10 @@ async def test_logits_of_a_frame_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert max(row.n for frame in frames for row in frame.rows if not row.num_logits) == len(PROMPT) - 1
 
 
-async def test_streams_are_not_held_up_by_many_logits() -> None:
+async def test_streams_are_not_held_up_by_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = SharingRing()
     ring.driver._scheduler.max_logit_rows = 110
+    monkeypatch.setattr(Pace, "prefilled", lambda *_args: None)  # a busy machine would make chunks smaller
     stream = submit(ring, request("stream", PROMPT[:2], 30), laps=3)
     scored = submit(ring, replace(wanted(), prompt_ids=tuple(PROMPT * 5)))
     logits = []

@@ -39,7 +39,7 @@ def test_a_prompt_is_prefilled_in_chunks_and_its_last_token_is_the_first_decode_
     assert rows(scheduler.next_work()) == [(1, 8, 1, 0)]
     assert rows(scheduler.next_work()) == [(1, 9, 1, 1)]
     assert scheduler.next_work() is None, "the next token is not known before the row comes round"
-    scheduler.came_round(Work((Row(1, 9, 1, 1),), (9,)))
+    scheduler.came_round(Work((Row(1, 9, 1, 1),), (9,), drawing=(sequence,)))
     scheduler.token_drawn(sequence, 77)
     assert rows(scheduler.next_work()) == [(1, 10, 1, 1)]
 
@@ -146,7 +146,7 @@ def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_an
     for sequence in (old, young, last):
         scheduler.submit(sequence)
     assert [sequence.id for sequence in scheduler.admit()] == [1, 2]
-    young.computed, young.decoding = 5, True
+    young.computed, young.on_way = 5, 1
     scheduler.token_drawn(old, 0)
     assert list(scheduler.evict()) == []
     scheduler.token_drawn(old, 0)

@@ -239,7 +239,7 @@ class PrefixCache(msgspec.Struct):
     def computed(self, sequence: Sequence, new_id: int, now: float) -> Copy | None:
         """Note that a running sequence has sent all of its prompt round, or all before its snapshot. Others can copy it
         from now on. Returns the op of a snapshot, which gets `new_id`, if the KV cannot be cut back to here later."""
-        length = sequence.computed
+        length = sequence.settled
         if not self.is_on or not sequence.is_kept or length < LEAST_COMMON or sequence.catch_up_left:
             return None
         content = content_of(sequence.content(length))
@@ -255,9 +255,11 @@ class PrefixCache(msgspec.Struct):
     def ended(self, sequence: Sequence, now: float) -> bool:
         """Whether the stages keep a sequence that has ended well: all of its positions are right. False: remove it."""
         self._forget(sequence.id)
-        length = sequence.computed
+        length = sequence.settled
         if not self.is_on or not sequence.is_kept or length < LEAST_COMMON or sequence.catch_up_left:
             return False
+        if not self.cuts_back and (sequence.stale or length < sequence.computed):
+            return False  # stages hold drafts behind its last token
         content, scope = content_of(sequence.content(length)), sequence.cache_scope
         if self._has_whole(content, scope) or (self.cuts_back and self._is_covered(content, scope)):
             return False

@@ -57,17 +57,19 @@ def chunk_of(running: Mapping[int, Sequence], dealt: Mapping[int, int], turn: in
     upto: see Work."""
     rows: list[Row] = []
     token_ids: list[int] = []
+    drawing: list[Sequence] = []
     is_scoring = False
     for sequence in running.values():
         if not (n := dealt.get(sequence.id, 0)):
             continue
         if n > sequence.prefill_left and not upto:
             row = sequence.last_row()
-            sequence.decoding, sequence.last_turn = True, turn
+            sequence.on_way, sequence.last_turn = 1, turn
+            drawing.append(sequence)
         else:
             row = sequence.prefill_row(n)
             is_scoring = is_scoring or row.num_logits > 0
         rows.append(row)
         token_ids += sequence.tokens[row.pos0 : row.pos0 + row.n]
         sequence.computed += row.n
-    return Work(tuple(rows), tuple(token_ids), upto, is_scoring, is_prefill=True)
+    return Work(tuple(rows), tuple(token_ids), upto, is_scoring, is_prefill=True, drawing=tuple(drawing))

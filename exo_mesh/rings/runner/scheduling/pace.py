@@ -61,6 +61,16 @@ MAX_BATCHES_PER_STAGE = 4
 """Links that are slow beside the stages need more frames than stages; with more than this each row waits for long."""
 
 
+DRAFT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Tokens of a row to choose from."""
+
+LEAST_GAIN = 0.03
+"""Drafts must promise so much more speed before they are sent."""
+
+MOST_CERTAIN = 0.98
+"""Guesses count as right no more often than this, else one refusal after a long time would be a surprise."""
+
+
 def shares(rows: int, batches: int) -> tuple[int, int]:
     """Split `rows` over `batches` as evenly as possible: the size of the larger batches, and how many of them there
     are."""
@@ -167,6 +177,61 @@ class Pace:
         """The last answer of `batches`."""
         self._chosen_chunks: dict[tuple[float, int, int], tuple[int, int]] = {}
         self._num_decoded = 0
+        self._extra = [Curve() for _ in range(num_stages)]
+        """Seconds that further tokens of rows add to a decode frame, by their number."""
+        self._chosen_drafts: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def drafted(self, rows: int, tokens: int, compute_s: Sequence[float]) -> None:
+        """Note a frame whose rows have more than one token each. compute_s: one number per stage, or the frame is
+        ignored."""
+        if len(compute_s) != self._num_stages or not self._stages[0]:
+            return
+        for curve, rows_s, seconds in zip(self._extra, self._stages, compute_s, strict=True):
+            curve.add(tokens - rows, max(0.0, seconds - rows_s.at(rows)))
+        self._chosen_drafts.clear()
+
+    def drafts(self, rows: int, share: float) -> tuple[int, int]:
+        """How to draft while `rows` sequences decode, if this share of the guesses is right: the tokens of a row, and
+        how many rows of a sequence may be on their way. (1, 1) if drafts do not pay."""
+        asked = rows, round(32 * share)
+        if asked not in self._chosen_drafts:
+            self._chosen_drafts[asked] = self._choose_drafts(rows, min(MOST_CERTAIN, share))
+        return self._chosen_drafts[asked]
+
+    def _choose_drafts(self, rows: int, share: float) -> tuple[int, int]:
+        if not self._lap_s:
+            return 1, 1
+        batches = self.batches(rows)
+        in_frame = math.ceil(rows / batches)
+        known = max((curve.span[1] for curve in self._extra if curve), default=0.5)
+        best, fastest = (1, 1), (1 + LEAST_GAIN) * self._draft_rate(in_frame, batches, share, 1, 1)
+        for tokens in DRAFT_TOKENS:
+            if in_frame * (tokens - 1) > 2 * known:
+                break  # a new size is no surprise
+            for frames in range(1, max(1, MAX_BATCHES_PER_STAGE * self._num_stages // rows) + 1):
+                if frames > 1 and rows >= self._num_stages:
+                    break
+                rate = self._draft_rate(in_frame, batches, share, tokens, frames)
+                if rate > fastest:
+                    best, fastest = (tokens, frames), (1 + TOLERANCE) * rate
+        return best
+
+    def _draft_rate(self, in_frame: int, batches: int, share: float, tokens: int, frames: int) -> float:
+        """Tokens a second of one sequence whose rows have `tokens` tokens, of which so many rows are on their way.
+
+        Each guess is right with probability `share`, so 1 / (1 - share) tokens come until one is refused. The refusal
+        is known after a lap, and one step later for each row whose guesses were all right: share^tokens / (1 -
+        share^tokens) on average.
+        """
+        steps_s = [
+            rows_s.at(in_frame) + (extra_s.at(in_frame * (tokens - 1)) if tokens > 1 else 0.0)
+            for rows_s, extra_s in zip(self._stages, self._extra, strict=True)
+        ]
+        slowest_s = max(steps_s)
+        lap_s = max(self._hops_s + sum(steps_s), batches * frames * slowest_s)
+        step_s = max(batches * slowest_s, lap_s / frames)
+        all_right = share**tokens
+        return 1 / ((1 - share) * max(1e-9, lap_s + step_s * all_right / (1 - all_right)))
 
     def decoded(self, rows: int, lap_s: float, compute_s: Sequence[float], waited_s: float) -> None:
         """Note a decode frame that came round. compute_s: one number per stage, or the frame is ignored. waited_s: of
@@ -179,6 +244,7 @@ class Pace:
         if self._num_decoded < RECONSIDER_AFTER**2 or self._num_decoded % RECONSIDER_AFTER == 0:
             self._chosen.clear()
             self._chosen_chunks.clear()
+            self._chosen_drafts.clear()
         moved_s = lap_s - waited_s
         if self._lap_s:  # the driver reads a frame late if it is still busy with the results of a chunk
             moved_s = min(moved_s, OUTLIER * self._lap_s)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
+from typing import Protocol
 
 import msgspec
 
@@ -59,7 +61,14 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
 
 
 _last_turn = attrgetter("last_turn")
-_forced = attrgetter("forced")
+
+
+class Drafter(Protocol):
+    """Says what to draft."""
+
+    def propose(self, sequence: Sequence, num_decoding: int, most: int) -> Ordered[int]:
+        """The tokens to send behind those that are known or on their way, at most `most`; none if that does not pay
+        while so many sequences decode."""
 
 
 @dataclass(slots=True)
@@ -124,6 +133,8 @@ class Scheduler:
     """After `next_work`: another call would return None until a frame comes round or a request comes or goes."""
     max_logit_rows: int = 16
     """Most positions of prompts whose logits one frame may ask for."""
+    drafter: Drafter | None = None
+    """Where drafts come from; None: there are none."""
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.max_waiting)
@@ -332,10 +343,12 @@ class Scheduler:
         """
         running = list(self._running.values())
         for sequence in chain(self._queue, self._aside.values()):
-            sequence.decoding, sequence.held = False, 0
+            sequence.lose_rows()
+            sequence.held = 0
         for sequence in reversed(running):
             there = held.get(sequence.id, 0)
-            sequence.decoding, sequence.source, sequence.expected = False, None, 0
+            sequence.lose_rows()
+            sequence.source, sequence.expected = None, 0
             sequence.computed, sequence.held = (0, there) if kept_from else (there, 0)
             self._queue.push_back(sequence)
         self._running.clear()
@@ -382,7 +395,9 @@ class Scheduler:
                     ready.append(sequence)
         self.is_exhausted = not prefilling and not ready
         if self.is_exhausted:
-            return None
+            work = self._go_ahead(decoding)
+            self.is_exhausted = work is None
+            return work
         batches = self._batches(decoding, prefilling)
         if prefilling and self._has_room_for_chunk(decoding):
             held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
@@ -395,28 +410,29 @@ class Scheduler:
                 return work
         if not ready or len(self._decodes) >= batches:
             return None
-        work = self._decode_batch(ready, self._share(len(decoding), batches) if len(ready) > 1 else 1)
-        self.is_exhausted = not prefilling and (len(work.rows) == len(ready) or len(self._decodes) >= batches)
+        share = self._share(len(decoding), batches) if len(ready) > 1 else 1
+        work = self._decode_batch(ready, share, len(decoding))
+        may_go_ahead = self.drafter is not None and len(decoding) < self.limits.num_stages
+        is_last = len(work.rows) == len(ready) or len(self._decodes) >= batches
+        self.is_exhausted = is_last and not prefilling and not may_go_ahead
         return work
 
-    def came_round(self, work: Work) -> None:
-        """Note that a frame with this work is back, or will never be."""
+    def came_round(self, work: Work) -> list[int]:
+        """Note that a frame with this work is back, or will never be. Returns the sequences whose rows in it are
+        stale."""
         if work.is_prefill:
             self._prefills -= 1
-        elif work.rows:
+        elif work.rows and not work.goes_ahead:
             self._decodes.remove(len(work.rows))
+        return [sequence.id for sequence in work.drawing if not sequence.came_round()]
 
     def token_drawn(self, sequence: Sequence, *token_ids: int) -> None:
-        """Note the token drawn from a decode row that came round, and the tokens that must follow it; the sequence can
-        take its next step."""
-        sequence.decoding = False
-        self.token_forced(sequence, *token_ids)
-
-    def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
-        """Add output to a sequence without a decode row in flight."""
-        came_round = sequence.computed == len(sequence.tokens)
-        sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
-        sequence.tokens += token_ids
+        """Note a token drawn from a row that came round, and the tokens that must follow it, or output that was known
+        before; the sequence can take its next step."""
+        last = len(sequence.tokens) - 1
+        sequence.extend(token_ids)
+        left = len(sequence.tokens) - 1 - max(last, sequence.computed)
+        sequence.forced = max(0, min(left, LONGEST_DRAFT - 1))
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
             self._held += len(token_ids)
@@ -472,13 +488,46 @@ class Scheduler:
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
 
-    def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
+    def _go_ahead(self, decoding: list[Sequence]) -> Work | None:
+        """A row of drafts behind the rows of its sequence that are on their way; None if there is none. Only while
+        fewer sequences decode than there are stages: else others keep the stages busy."""
+        if self.drafter is None or not 0 < len(decoding) < self.limits.num_stages:
+            return None
+        for sequence in decoding:
+            is_all_sent = sequence.computed >= len(sequence.tokens)
+            if sequence.on_way and is_all_sent and not (sequence.is_judging or sequence.parked):
+                draft = self._draft(sequence, len(decoding))
+                if draft:
+                    row = Row(sequence.id, sequence.computed, len(draft), num_logits=len(draft))
+                    self._sent(sequence, draft)
+                    return Work((row,), draft, drawing=(sequence,), goes_ahead=True)
+        return None
+
+    def _draft(self, sequence: Sequence, num_decoding: int) -> tuple[int, ...]:
+        """What a sequence drafts behind all that is known or on its way, as far as KV has room for it."""
+        assert self.drafter is not None, "asked before"
+        most = min(LONGEST_DRAFT - 1 - sequence.forced, self.max_tokens - self._held - len(sequence.ahead))
+        return tuple(self.drafter.propose(sequence, num_decoding, most)) if most > 0 else ()
+
+    def _sent(self, sequence: Sequence, draft: Ordered[int]) -> None:
+        """Note a decode row on its way, with all known tokens that were left and these drafts."""
+        sequence.on_way += 1
+        sequence.ahead += draft
+        sequence.computed = len(sequence.tokens) + len(sequence.ahead)
+        sequence.last_turn = self._turn
+        sequence.forced = 0
+
+    def _decode_batch(self, ready: list[Sequence], share: int, num_decoding: int) -> Work:
         chosen = ready
         if len(ready) > 1:
             # the sequence that waited longest comes first; one big batch would leave all but one stage idle
             ready.sort(key=_last_turn)
             chosen = ready[: max(1, min(share, self.limits.max_rows))]
-            chosen.sort(key=_forced)  # an engine may want rows of one length side by side
+        drafts = {}
+        if self.drafter is not None:
+            drafts = {sequence.id: self._draft(sequence, num_decoding) for sequence in chosen}
+        if len(chosen) > 1:  # an engine may want rows of one length side by side
+            chosen.sort(key=lambda one: one.forced + len(drafts.get(one.id, ())))
         self._turn += 1
         self._age += 1
         self._decodes.append(len(chosen))
@@ -486,10 +535,9 @@ class Scheduler:
         token_ids: list[int] = []
         for sequence in chosen:
             n = 1 + sequence.forced
-            rows.append(Row(sequence.id, len(sequence.tokens) - n, n, num_logits=1))
+            draft = drafts.get(sequence.id, ())
+            rows.append(Row(sequence.id, len(sequence.tokens) - n, n + len(draft), num_logits=1 + len(draft)))
             token_ids += sequence.tokens[-n:]
-            sequence.decoding = True
-            sequence.last_turn = self._turn
-            sequence.computed = len(sequence.tokens)
-            sequence.forced = 0
-        return Work(tuple(rows), tuple(token_ids))
+            token_ids += draft
+            self._sent(sequence, draft)
+        return Work(tuple(rows), tuple(token_ids), drawing=tuple(chosen))

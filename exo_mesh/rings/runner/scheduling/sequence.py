@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -13,17 +14,21 @@ from exo_mesh.domain.images import PictureSpec, content_of_prompt
 class Work(NamedTuple):
     """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may hold the end
     of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all. is_scoring: of a
-    chunk, whether logits of whole parts of prompts are wanted."""
+    chunk, whether logits of whole parts of prompts are wanted. drawing: the sequences whose next tokens are drawn from
+    it, in the order of their rows. goes_ahead: it has one row, of drafts alone, behind another row of its sequence."""
 
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
     upto: int = 0
     is_scoring: bool = False
     is_prefill: bool = False
+    drawing: tuple[Sequence, ...] = ()
+    goes_ahead: bool = False
 
 
 class Sequence(msgspec.Struct):
-    """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
+    """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing, with
+    those of drafts that are not judged yet.
 
     All but the last prompt token are prefilled. The last one ends the last chunk, see `ends_in_chunk`, or is the first
     decode row.
@@ -35,8 +40,16 @@ class Sequence(msgspec.Struct):
     priority: int = 0
     resumed: bool = False
     computed: int = 0
-    decoding: bool = False
-    """Whether a decode row of this sequence is on its way round the ring."""
+    on_way: int = 0
+    """Rows on their way round the ring whose logits decide about the next tokens."""
+    stale: int = 0
+    """Rows on their way that a refused draft has made useless: they come round before those of `on_way`."""
+    ahead: list[int] = msgspec.field(default_factory=list)
+    """Drafts on their way: the tokens that were sent for the positions after the last known token."""
+    refusals: int = 0
+    """How many times a draft was refused, and all drafts behind it."""
+    is_judging: bool = False
+    """Whether logits have come round that wait until the tokens that may come are known."""
     parked: bool = False
     """Whether the reader of its output is too slow: it gets no further rows, and keeps its KV until others want its
     place."""
@@ -86,6 +99,44 @@ class Sequence(msgspec.Struct):
     @property
     def waits(self) -> bool:
         return self.source is not None
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next token depends on a row that is on its way, or waits to be drawn."""
+        return self.on_way > 0 or self.is_judging
+
+    @property
+    def settled(self) -> int:
+        """Positions sent round for computing whose tokens are known to be right."""
+        return min(self.computed, len(self.tokens))
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Add output. Drafts that say otherwise are refused, with all rows behind them."""
+        for token_id in token_ids:
+            if self.ahead and self.ahead[0] == token_id:
+                del self.ahead[0]
+            elif self.ahead:
+                self.ahead.clear()
+                self.computed = min(self.computed, len(self.tokens))
+                self.stale += self.on_way
+                self.on_way = 0
+                self.refusals += 1
+            self.tokens.append(token_id)
+
+    def lose_rows(self) -> None:
+        """Note that the rows on their way will not come round."""
+        self.computed = self.settled
+        self.on_way = self.stale = 0
+        self.ahead.clear()
+        self.is_judging = False
+
+    def came_round(self) -> bool:
+        """Note that a row is back, or will never be; False if it is stale."""
+        if self.stale:
+            self.stale -= 1
+            return False
+        self.on_way = max(0, self.on_way - 1)
+        return True
 
     def content(self, stop: int) -> list[int]:
         """The content that decides the KV of the first positions: token ids, and in place of an image's ids its

@@ -1,0 +1,1 @@
+"""Drafts: guesses of the next tokens that are computed together with the last known one, and judged by the driver."""

@@ -1,0 +1,54 @@
+"""Drafts of all requests at one driver: what to send ahead, and whether it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from exo_mesh.rings.runner.drafting.acceptance import Acceptance
+from exo_mesh.rings.runner.generation import Generation
+from exo_mesh.rings.runner.scheduling.pace import Pace
+from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
+
+
+class Drafts:
+    """See Drafter in scheduling/scheduler.py. live: all requests of the driver; only read. accepted, rejected: drafts
+    of all requests that became output, or did not."""
+
+    def __init__(self, live: Mapping[int, Generation], pace: Pace) -> None:
+        self._live = live
+        self.pace = pace
+        self.acceptance = Acceptance()
+        self.cuts_back = 0
+        """Positions that every stage can cut back: so many drafts of a sequence may be unjudged."""
+        self.accepted = 0
+        self.rejected = 0
+
+    def change(self, pace: Pace) -> None:
+        """Continue on another ring, whose stages have not reported yet."""
+        self.pace, self.cuts_back = pace, 0
+
+    def propose(self, sequence: RingSequence, num_decoding: int, most: int) -> Sequence[int]:
+        """See Drafter."""
+        generation = self._live.get(sequence.id)
+        foresight = None if generation is None else generation.foresight
+        if generation is None or foresight is None or not generation.may_draft:
+            return ()
+        num_ahead = len(sequence.ahead)
+        left = generation.request.max_tokens - generation.index - 1
+        most = min(most, self.cuts_back - num_ahead, left - num_ahead)
+        if most <= 0 or not (share := foresight.look(sequence)):
+            return ()
+        num_tokens, num_frames = self.pace.drafts(num_decoding, share)
+        if sequence.on_way >= num_frames:
+            return ()
+        wanted = num_tokens if sequence.on_way else num_tokens - 1
+        draft = foresight.expected[num_ahead : num_ahead + min(most, wanted)]
+        foresight.drafted += len(draft)
+        return draft
+
+    def came(self, generation: Generation, token_ids: Sequence[int]) -> None:
+        """Judge the guesses of a request by the tokens that came. Before its sequence takes these."""
+        if (foresight := generation.foresight) is not None:
+            accepted, refused = foresight.came(token_ids, len(generation.sequence.ahead))
+            self.accepted += accepted
+            self.rejected += refused

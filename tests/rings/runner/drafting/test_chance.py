@@ -1,0 +1,24 @@
+"""Whatever is drafted, the text is what it is without drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.drafting import play
+
+SCHEDULES = 120
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_drafts_by_chance_change_no_answer(part: int) -> None:
+    accepted = stale = 0
+    for seed in range(part * SCHEDULES // 4, (part + 1) * SCHEDULES // 4):
+        expected, said, ring = play(seed)
+        assert said == expected, f"seed {seed}"
+        scheduler = ring.driver._scheduler
+        assert not (scheduler.num_running or scheduler.num_waiting or scheduler.num_held or scheduler._decodes), seed
+        kept = {kept.id for kept in ring.driver.prefix._kept.values()}
+        assert set(ring.engine.kv) <= kept, seed
+        accepted += ring.driver.drafts.accepted
+        stale += ring.driver.drafts.rejected
+    assert accepted > 100 and stale > 100
