@@ -79,11 +79,13 @@ class DraftRing(HeldRing):
         make = lambda request: Oracle(told[request.request_id], right, chance)  # noqa: E731
         super().__init__(engine=NoiseEngine(), make_source=make, prefix=prefix, num_stages=num_stages, **limits)
         self._chance = chance
+        self.engine.cuts_at_rows = prefix is None and chance.random() < 0.4
         self._let_draft()
 
     def _let_draft(self) -> None:
         self.driver.drafts.change(ChancePace(self.limits.num_stages, self._chance))
         self.driver.drafts.cuts_back = self._chance.choice([1, 4, 31])
+        self.driver.drafts.cuts_at_rows = self.engine.cuts_at_rows
 
     def lose(self) -> None:
         """All stages are replaced, with every frame on its way."""

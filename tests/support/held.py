@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import numpy as np
 from tokenizers import Tokenizer
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import ANY_POSITION, Capabilities, StageInput, StageOutput
@@ -44,6 +44,9 @@ class NoiseEngine:
 
     def __init__(self) -> None:
         self.kv: dict[int, list[int]] = {}
+        self.cuts_at_rows = False
+        self._starts: dict[int, list[int]] = {}
+        """By sequence, where it can be cut back to if it can be cut back to rows only."""
         self.favourites: dict[int, float] = {}
         """By id, what is added to its logit."""
 
@@ -55,10 +58,20 @@ class NoiseEngine:
         for row in stage_input.rows:
             held = self.kv[row.sequence]
             assert row.pos0 <= len(held), "no position is left out"
+            self._cut(row, len(held))
             held[row.pos0 :] = stage_input.token_ids[start : start + row.n]
             start += row.n
             logits += [self.logits(held[: len(held) - left]) for left in reversed(range(row.num_logits))]
         return StageOutput(logits=np.array(logits, np.float32).reshape(-1, PADDED))
+
+    def _cut(self, row: Row, length: int) -> None:
+        """Checks that the sequence can be cut back to the beginning of the row, as Capabilities says."""
+        if not self.cuts_at_rows:
+            return
+        starts = self._starts.setdefault(row.sequence, [])
+        assert row.pos0 in (length, 0, *starts), f"cut {length} back to {row.pos0}: rows began at {starts}"
+        starts[:] = [start for start in starts if start < row.pos0] if row.may_be_refused else []
+        starts += [row.pos0] if row.may_be_refused else []
 
     def logits(self, held: Sequence[int]) -> np.ndarray:
         digest = hashlib.sha256(np.array(held, np.int64).tobytes()).digest()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from exo_mesh.base.telemetry.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.domain.frame import LONGEST_DRAFT, NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
+from exo_mesh.domain.frame import NO_COPY, PIXELS, Fault, Frame, ListDisk, Op, ReadAhead
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest, Prefilled
@@ -317,7 +317,7 @@ class Driver:
         if not self._knows_stages:
             self._knows_stages = True
             self.prefix.learn(reports)
-            self.drafts.cuts_back = LONGEST_DRAFT if all(report.cuts_back for report in reports) else 0
+            self.drafts.learn(reports)
             scheduler.shared.least = shares_from(reports)
 
     def _note_disks(self, frame: Frame, now: float) -> None:

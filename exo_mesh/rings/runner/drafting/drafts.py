@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from exo_mesh.domain.frame import StageReport
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.pace import Pace
@@ -20,12 +21,20 @@ class Drafts:
         self.acceptance = Acceptance()
         self.cuts_back = 0
         """Positions that every stage can cut back: so many drafts of a sequence may be unjudged."""
+        self.cuts_at_rows = False
+        """See Capabilities; of any stage. Accepted tokens in a row with a refused draft are then sent again."""
         self.accepted = 0
         self.rejected = 0
 
     def change(self, pace: Pace) -> None:
         """Continue on another ring, whose stages have not reported yet."""
         self.pace, self.cuts_back = pace, 0
+
+    def learn(self, reports: Iterable[StageReport]) -> None:
+        """Note how far the stages can cut KV back."""
+        reports = list(reports)
+        self.cuts_back = min(report.cuts_back for report in reports)
+        self.cuts_at_rows = any(report.cuts_at_rows for report in reports)
 
     def propose(self, sequence: RingSequence, num_decoding: int, most: int) -> Sequence[int]:
         """See Drafter."""
@@ -35,7 +44,8 @@ class Drafts:
             return ()
         num_ahead = len(sequence.ahead)
         left = generation.request.max_tokens - generation.index - 1
-        most = min(most, self.cuts_back - num_ahead, left - num_ahead)
+        unjudged = num_ahead + (1 + sequence.forced if self.cuts_at_rows else 0)
+        most = min(most, self.cuts_back - unjudged, left - num_ahead)
         if most <= 0 or not (share := foresight.look(sequence)):
             return ()
         num_tokens, num_frames = self.pace.drafts(num_decoding, share)

@@ -64,7 +64,9 @@ _last_turn = attrgetter("last_turn")
 
 
 class Drafter(Protocol):
-    """Says what to draft."""
+    """Says what to draft. cuts_at_rows: see Capabilities; of any stage."""
+
+    cuts_at_rows: bool
 
     def propose(self, sequence: Sequence, num_decoding: int, most: int) -> Ordered[int]:
         """The tokens to send behind those that are known or on their way, at most `most`; none if that does not pay
@@ -429,9 +431,10 @@ class Scheduler:
     def token_drawn(self, sequence: Sequence, *token_ids: int) -> None:
         """Note a token drawn from a row that came round, and the tokens that must follow it, or output that was known
         before; the sequence can take its next step."""
-        last = len(sequence.tokens) - 1
+        last, refusals = len(sequence.tokens) - 1, sequence.refusals
         sequence.extend(token_ids)
-        left = len(sequence.tokens) - 1 - max(last, sequence.computed)
+        sent = sequence.computed if sequence.refusals > refusals else max(last, sequence.computed)
+        left = len(sequence.tokens) - 1 - sent
         sequence.forced = max(0, min(left, LONGEST_DRAFT - 1))
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
@@ -498,8 +501,8 @@ class Scheduler:
             if sequence.on_way and is_all_sent and not (sequence.is_judging or sequence.parked):
                 draft = self._draft(sequence, len(decoding))
                 if draft:
-                    row = Row(sequence.id, sequence.computed, len(draft), num_logits=len(draft))
-                    self._sent(sequence, draft)
+                    row = Row(sequence.id, sequence.computed, len(draft), num_logits=len(draft), drafted=True)
+                    self._sent(sequence, row, draft)
                     return Work((row,), draft, drawing=(sequence,), goes_ahead=True)
         return None
 
@@ -509,8 +512,11 @@ class Scheduler:
         most = min(LONGEST_DRAFT - 1 - sequence.forced, self.max_tokens - self._held - len(sequence.ahead))
         return tuple(self.drafter.propose(sequence, num_decoding, most)) if most > 0 else ()
 
-    def _sent(self, sequence: Sequence, draft: Ordered[int]) -> None:
+    def _sent(self, sequence: Sequence, row: Row, draft: Ordered[int]) -> None:
         """Note a decode row on its way, with all known tokens that were left and these drafts."""
+        if self.drafter is not None and self.drafter.cuts_at_rows and draft:
+            sequence.starts.append(row.pos0)
+            del sequence.starts[:-LONGEST_DRAFT]
         sequence.on_way += 1
         sequence.ahead += draft
         sequence.computed = len(sequence.tokens) + len(sequence.ahead)
@@ -536,8 +542,9 @@ class Scheduler:
         for sequence in chosen:
             n = 1 + sequence.forced
             draft = drafts.get(sequence.id, ())
-            rows.append(Row(sequence.id, len(sequence.tokens) - n, n + len(draft), num_logits=1 + len(draft)))
+            row = Row(sequence.id, len(sequence.tokens) - n, n + len(draft), num_logits=1 + len(draft))
+            rows.append(row)
             token_ids += sequence.tokens[-n:]
             token_ids += draft
-            self._sent(sequence, draft)
+            self._sent(sequence, row, draft)
         return Work(tuple(rows), tuple(token_ids), drawing=tuple(chosen))

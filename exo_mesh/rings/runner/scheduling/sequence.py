@@ -48,6 +48,8 @@ class Sequence(msgspec.Struct):
     """Drafts on their way: the tokens that were sent for the positions after the last known token."""
     refusals: int = 0
     """How many times a draft was refused, and all drafts behind it."""
+    starts: list[int] = msgspec.field(default_factory=list)
+    """Positions at which the last rows with drafts began, if KV can be cut back only to these."""
     is_judging: bool = False
     """Whether logits have come round that wait until the tokens that may come are known."""
     parked: bool = False
@@ -116,18 +118,27 @@ class Sequence(msgspec.Struct):
             if self.ahead and self.ahead[0] == token_id:
                 del self.ahead[0]
             elif self.ahead:
-                self.ahead.clear()
-                self.computed = min(self.computed, len(self.tokens))
-                self.stale += self.on_way
-                self.on_way = 0
-                self.refusals += 1
+                self._refuse()
             self.tokens.append(token_id)
+
+    def _refuse(self) -> None:
+        """Forget the drafts that are on their way: the next row begins where they differ from what was drawn, or where
+        the row with that position began."""
+        here = len(self.tokens)
+        begins = max((start for start in self.starts if start <= here), default=here)
+        self.computed = min(self.computed, begins)
+        self.stale += self.on_way
+        self.on_way = 0
+        self.refusals += 1
+        self.ahead.clear()
+        self.starts.clear()
 
     def lose_rows(self) -> None:
         """Note that the rows on their way will not come round."""
         self.computed = self.settled
         self.on_way = self.stale = 0
         self.ahead.clear()
+        self.starts.clear()
         self.is_judging = False
 
     def came_round(self) -> bool:
