@@ -64,7 +64,8 @@ def chunk_of(running: Mapping[int, Sequence], dealt: Mapping[int, int], turn: in
             continue
         if n > sequence.prefill_left and not upto:
             row = sequence.last_row()
-            sequence.on_way, sequence.last_turn = 1, turn
+            sequence.on_way += 1
+            sequence.last_turn = turn
             drawing.append(sequence)
         else:
             row = sequence.prefill_row(n)

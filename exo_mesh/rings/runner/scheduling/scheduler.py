@@ -497,7 +497,7 @@ class Scheduler:
         if self.drafter is None or not 0 < len(decoding) < self.limits.num_stages:
             return None
         for sequence in decoding:
-            is_all_sent = sequence.computed >= len(sequence.tokens)
+            is_all_sent = sequence.computed == len(sequence.tokens) + len(sequence.ahead)
             if sequence.on_way and is_all_sent and not (sequence.is_judging or sequence.parked):
                 draft = self._draft(sequence, len(decoding))
                 if draft:

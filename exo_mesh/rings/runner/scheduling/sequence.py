@@ -181,8 +181,8 @@ class Sequence(msgspec.Struct):
     def ends_in_chunk(self) -> bool:
         """Whether the last token of the prompt may be computed with the tokens before it, which saves a lap. Who
         copies the prompt must then cut the KV back. Choices of one request copy all but the last token, and draw from a
-        row of their own each."""
-        return self.draws and not (self.share_id or self.forced or self.wants_scores or self.parked)
+        row of their own each. A sequence that was evicted while its last row was on its way waits for that row."""
+        return self.draws and not (self.decoding or self.share_id or self.forced or self.wants_scores or self.parked)
 
     @property
     def catch_up_left(self) -> int:
