@@ -179,6 +179,10 @@ class GenerateRequest:
     """If not empty, the request shares kept KV only with requests of the same scope, in both directions."""
     pictures: Annotated[tuple[Picture, ...], NotSent()] = ()
     """The images of the prompt, in order. Their tokens in prompt_ids are placeholders."""
+    drafts: Annotated[bool, NotSent()] = True
+    """Whether the next tokens may be drafted. They never change what is drawn."""
+    expected_ids: TokenIds = ()
+    """An answer that the client expects, as far as it knows it: a source of drafts."""
     keep_alive_s: Annotated[float | None, NotSent()] = None
     """How long the model stays loaded after this request while nobody uses it; negative: for ever; None: the mesh's
     setting. Only the entry peer knows it."""
@@ -255,8 +259,9 @@ class TokenEvent(msgspec.Struct, frozen=True):
     token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only. From an
     engine that gives text, an event has a `piece` instead of a token id, and `usage` on the last event; respelling:
     which tokens stand for the text so far, before the first token of a ring that continues it. cached: on the first
-    event, the prompt tokens that came from a prefix cache. vector: the result of a request for a vector, on its only
-    event: float32 values, little-endian.
+    event, the prompt tokens that came from a prefix cache. accepted, rejected: on the last event, how many drafts
+    became output, and how many did not. vector: the result of a request for a vector, on its only event: float32
+    values, little-endian.
     """
 
     index: int
@@ -269,6 +274,8 @@ class TokenEvent(msgspec.Struct, frozen=True):
     cached: int = 0
     vector: Annotated[bytes | None, Size(4 * MAX_WIDTH, least=4), Tidied(_whole_floats)] = None
     respelling: Respelling | None = None
+    accepted: int = 0
+    rejected: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True):

@@ -254,6 +254,9 @@ class Settings:
         "the same as --max-batch-size 1: requests of a model run strictly one after the other"] = False
     prefill_chunk: Annotated[int, LIMITS.whole("N", LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS),
         "most prompt tokens in one step of such a ring; fewer if these would delay streams"] = MOST_CHUNK_TOKENS
+    draft: Annotated[str, LIMITS.one_of("WHERE", "auto", "suffix", "off"),
+        "where such a ring takes drafts of the next tokens from, which never change a text: auto = the engine's own, "
+        "else suffix = what came after the same tokens before; sent only while that is faster; off"] = "auto"
     prefix_cache_bytes: Annotated[int, LIMITS.size(values.cache_size, name="prefix_cache", show=values.cache_size_text),
         "most KV of ended requests that each stage here keeps for later prompts, such as 4GB; auto = what running "
         "requests leave of the KV pool; off"] = values.MOST_CACHE_BYTES

@@ -52,6 +52,7 @@ class StartStage(msgspec.Struct, frozen=True):
     prefix_bytes: int | None = None
     prefix_disk: PrefixDisk | None = None
     skip_warmup: bool = False
+    draft: str = ""
 
 
 class LinkNext(msgspec.Struct, frozen=True):

@@ -42,6 +42,8 @@ class ChoiceReader:
         self.prompt_logprobs: list[PromptLogprob] = []
         """Log-probabilities of all prompt tokens but the first; empty unless the request asks for them."""
         self.num_cached_tokens = 0
+        self.num_drafts = 0, 0
+        """Drafts that became output, and those that did not."""
         """Prompt tokens that came from a prefix cache."""
         self._parser: OutputParser | None = None
         shown: frozenset[str] = frozenset()
@@ -78,6 +80,8 @@ class ChoiceReader:
         self.position += 1
         if event.cached:
             self.num_cached_tokens = event.cached
+        if event.accepted or event.rejected:
+            self.num_drafts = event.accepted, event.rejected
         if event.piece is not None or event.respelling is not None or self._served.has_begun or event.usage is not None:
             events = self._served.push(event)
             self.finished = self._served.is_over
@@ -155,6 +159,12 @@ class Answer:
         counted = [choice.num_prompt_tokens for choice in self.choices[:: self.prepared.num_drawn]]
         known = [number for number in counted if number is not None]
         return sum(known) if known else self.prepared.num_prompt_tokens
+
+    @property
+    def num_drafts(self) -> tuple[int, int]:
+        """Drafts of all choices that became output, and those that did not."""
+        accepted, rejected = zip(*(choice.num_drafts for choice in self.choices), strict=True)
+        return sum(accepted), sum(rejected)
 
     @property
     def num_cached_tokens(self) -> int:

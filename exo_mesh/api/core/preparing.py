@@ -48,6 +48,10 @@ TAG_TOKENS = 12
 ROOM_FACTOR = 4
 
 
+MAX_EXPECTED = 65_536
+"""Most tokens of an expected answer; the rest is not used."""
+
+
 class PreparedChoice(msgspec.Struct, frozen=True):
     """One answer to generate. prompt: the text of its prompt, if the client wants it in the reply."""
 
@@ -128,7 +132,8 @@ async def prepare(
         began = monotonic()
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
         tokenizer_s = monotonic() - began
-        prepared = _prepared(asked, asker, entry, text, encoded, asked.grammar)
+        expected = await _expected_ids(asked, text, texts)
+        prepared = _prepared(asked, asker, entry, text, encoded, asked.grammar, expected=expected)
         prepared = await _also_as_text(prepared, asked, entry, AnswerBridge(text, is_bare=True), texts)
         return replace(prepared, tokenizer_s=tokenizer_s)
     if not asked.subject.drops_oldest:
@@ -186,8 +191,9 @@ async def _prepare_conversation(
     budget = None
     if most is not None:
         budget = await texts.work(partial(_thinking_budget, most, text, starts_in_reasoning))
+    expected = await _expected_ids(asked, text, texts)
     prepared = _prepared(
-        asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget
+        asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens, pictures=pictures)], grammar, budget, expected
     )
     bridge = AnswerBridge(text, tools, starts_in_reasoning=starts_in_reasoning)
     return replace(
@@ -199,6 +205,14 @@ async def _prepare_conversation(
         template_s=rendered_at - began,
         tokenizer_s=encoded_at - rendered_at,
     )
+
+
+async def _expected_ids(asked: NeutralRequest, text: TextModel, texts: TextModels) -> tuple[int, ...]:
+    """The tokens of the answer that the client expects."""
+    if not asked.expected or not asked.drafts:
+        return ()
+    ids = await texts.work(partial(text.encode_prompt, asked.expected))
+    return tuple(ids[:MAX_EXPECTED])
 
 
 def _prepare_served(
@@ -344,6 +358,7 @@ def _prepared(
     encoded: Sequence[_Encoded],
     grammar: GrammarSpec | None,
     thinking: ThinkingBudget | None = None,
+    expected: tuple[int, ...] = (),
 ) -> PreparedRequest:
     key = asker.idempotency
     sampling = sampling_params(asked.sampling, text, secrets.randbits if key is None else key.draw_seed)
@@ -377,6 +392,8 @@ def _prepared(
         keep_alive_s=asked.keep_alive_s,
         is_kept=asked.cache.is_kept,
         cache_scope=asked.cache.scope_for(asker.key_id),
+        drafts=asked.drafts,
+        expected_ids=expected,
     )
     choices = [
         PreparedChoice(request, prompt.text)

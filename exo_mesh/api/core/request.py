@@ -143,7 +143,8 @@ class NeutralRequest(msgspec.Struct, frozen=True):
     max_tokens: the client's limit; None means all that fits. default_tokens: the limit if max_tokens is None; None
     means all that fits. num_choices: answers to each prompt; num_drawn: answers to generate, of which the likeliest
     num_choices are kept. prompt_logprobs: the number of alternatives for each prompt token; None means no
-    log-probabilities for the prompt. keep_alive_s: see GenerateRequest. cache: rules for the prefix cache.
+    log-probabilities for the prompt. keep_alive_s: see GenerateRequest. cache: rules for the prefix cache. drafts:
+    whether tokens may be drafted; expected: an answer that the client expects, from which they are.
     """
 
     model: str | None
@@ -162,4 +163,6 @@ class NeutralRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     keep_alive_s: float | None = None
     cache: CacheWish = ANYBODY
+    drafts: bool = True
+    expected: str = ""
     names: FieldNames = FieldNames()

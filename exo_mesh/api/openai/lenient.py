@@ -6,7 +6,6 @@ from exo_mesh.api.core.neutral_fields import ANY, ONLY_NULL, NeutralTable
 
 OPENAI: NeutralTable = {
     "modalities": (["text"],),
-    "prediction": ANY,
     "prompt_cache_retention": ANY,
     "functions": ([],),
     "function_call": ("none", "auto"),

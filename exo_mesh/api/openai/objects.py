@@ -17,9 +17,12 @@ class PromptDetails(msgspec.Struct):
 
 
 class CompletionDetails(msgspec.Struct):
-    """Details of the answer's tokens. reasoning_tokens: answer tokens that are reasoning."""
+    """Details of the answer's tokens. reasoning_tokens: answer tokens that are reasoning. accepted_prediction_tokens,
+    rejected_prediction_tokens: drafts that became part of the answer, and those that did not."""
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):

@@ -92,7 +92,7 @@ class OpenAIReply(Reply):
 
     def _usage(self) -> Usage:
         num_prompt, num_tokens = self._answer.num_prompt_tokens, self._answer.num_tokens
-        details = CompletionDetails(self._answer.num_reasoning_tokens)
+        details = CompletionDetails(self._answer.num_reasoning_tokens, *self._answer.num_drafts)
         cached = PromptDetails(self._answer.num_cached_tokens)
         return Usage(num_prompt, num_tokens, num_prompt + num_tokens, cached, details)
 

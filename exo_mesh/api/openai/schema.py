@@ -115,6 +115,26 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     schema: dict[str, Any] | None = None
 
 
+class PredictionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer that a client expects, as text or as parts of text."""
+
+    type: Literal["content"] = "content"
+    content: str | list[PredictionPart]
+
+
+class PredictionPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of an expected answer."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class SpeculationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the next tokens may be drafted: they never change the answer."""
+
+    type: Literal["auto", "off"]
+
+
 class GrammarBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A grammar that constrains the answer. value: a JSON schema, a regular expression, a Lark grammar, or a list of
     strings from which the answer is chosen."""
@@ -189,6 +209,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ttl: float | None = None
     cache: CacheRule | None = None
     cache_salt: str | None = None
+    prediction: PredictionBody | None = None
+    speculation: SpeculationBody | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -30,6 +30,7 @@ from exo_mesh.api.openai.schema import (
     GenerationBody,
     GrammarBody,
     NamedTool,
+    PredictionBody,
     ReasoningBody,
     ResponseFormat,
     StreamOptions,
@@ -162,9 +163,18 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "stops": stop_strings(body.stop),
         "stop_ids": tuple(body.stop_token_ids or ()),
         "cache": cache_wish(body.cache, body.prompt_cache_key, body.cache_salt),
+        "drafts": body.speculation is None or body.speculation.type != "off",
+        "expected": _expected(body.prediction),
         "priority": FLEX_PRIORITY if body.service_tier == FLEX else body.priority or 0,
         "keep_alive_s": first_given(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
     }
+
+
+def _expected(prediction: PredictionBody | None) -> str:
+    if prediction is None:
+        return ""
+    content = prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _sampling(body: GenerationBody, num_top: int | None) -> SamplingWish:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -54,6 +55,16 @@ class Shown(msgspec.Struct, frozen=True):
     more: Labels
 
 
+_POSITIONS = ("1", "2", "3-4", "5-8", "9-16", "17-")
+"""See DRAFT_POSITIONS in domain/runner/heartbeat.py."""
+
+
+def _at(name: str, index: int, beat: Any) -> int:
+    """An entry of a list in the heartbeat; 0 if the list is shorter."""
+    values = getattr(beat, name)
+    return int(values[index]) if index < len(values) else 0
+
+
 class StageMetrics:
     """The stage metrics of a node. A StageMeter of the package hosting counts one runner in them."""
 
@@ -97,6 +108,14 @@ class StageMetrics:
         self._show("laps_saved", Counters(
             "exo_mesh_laps_saved_total", "Tokens that needed no lap, because only one token was possible.", DRIVER
         ))
+        drafts = Counters(
+            "exo_mesh_draft_tokens_total", "Drafted tokens, by position in a run of drafts and by result.",
+            (*DRIVER, "position", "result"),
+        )
+        for index, position in enumerate(_POSITIONS):
+            for result in ("accepted", "rejected"):
+                value = partial(_at, f"drafts_{result}", index)
+                self.shown.append(Shown(drafts, value, value, DRIVER, (position, result)))
         kv_tokens = Gauges("exo_mesh_kv_tokens", "Positions of the KV pool, by state.", (*DRIVER, "state"))
         self._show("kv_tokens", kv_tokens, "used")
         self._show("prefix.kept_tokens", kv_tokens, "kept")

@@ -11,6 +11,10 @@ from exo_mesh.domain.runner.prefix_figures import PrefixFigures
 NO_DURATIONS = DurationCounts()
 
 
+DRAFT_POSITIONS = (1, 2, 4, 8, 16)
+"""Drafts are counted by position: 1, 2, 3 to 4, 5 to 8, 9 to 16, and from 17 on."""
+
+
 class Heartbeat(msgspec.Struct):
     """The counters of a runner; runner.proto explains them. The parts of a runner fill it one after another; nobody
     changes it after that."""
@@ -35,6 +39,8 @@ class Heartbeat(msgspec.Struct):
     evictions: int = 0
     oldest_wait_s: float = 0.0
     laps_saved: int = 0
+    drafts_accepted: tuple[int, ...] = ()
+    drafts_rejected: tuple[int, ...] = ()
     computing_tokens: int = 0
     computing_prefill: bool = False
     expected_s: float = 0.0

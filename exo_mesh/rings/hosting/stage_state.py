@@ -47,6 +47,7 @@ def start_message(
         max_queued=settings.max_queued,
         max_running=1 if settings.no_batch else settings.max_batch_size,
         prefill_chunk=settings.prefill_chunk,
+        draft=settings.draft,
         prefix_bytes=settings.prefix_cache_bytes,
         prefix_disk=_prefix_disk(settings),
         skip_warmup=settings.skip_warmup,

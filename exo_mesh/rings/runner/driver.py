@@ -26,9 +26,7 @@ from exo_mesh.errors import (
     error_from_code,
 )
 from exo_mesh.rings.runner.callers import Callers
-from exo_mesh.rings.runner.drafting.acceptance import Acceptance
 from exo_mesh.rings.runner.drafting.drafts import Drafts
-from exo_mesh.rings.runner.drafting.foresight import Foresight
 from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.grammars import Grammars
@@ -89,7 +87,6 @@ class Driver:
         )
         self._limits = limits
         self._send = send
-        self._make_source = make_source
         self._live: dict[int, Generation] = {}
         self._by_request: dict[str, int] = {}
         self._ids = SequenceIds()
@@ -102,7 +99,7 @@ class Driver:
         """Whether all stages of this plan have reported their limits of the prefix cache."""
         self.disk = disk
         self.digests = DigestMaker(self.prefix, os.urandom(SALT_BYTES))
-        self.drafts = Drafts(self._live, self._pace)
+        self.drafts = Drafts(self._live, self._pace, make_source)
         self._scheduler.drafter = None if make_source is None else self.drafts
         self.callers = Callers(ballot)
         self.places = QueuePlaces(self._scheduler, self._live, self.callers)
@@ -138,6 +135,10 @@ class Driver:
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions, beat.laps_saved = self.evictions, self.outputs.laps_saved
+        beat.drafts_accepted, beat.drafts_rejected = (
+            tuple(self.drafts.tally.accepted),
+            tuple(self.drafts.tally.rejected),
+        )
         beat.shared_tokens, beat.prompts = self.beginnings.shared.saved_tokens, self.outputs.prompts
         self.prefix.describe(beat.prefix)
         if self.disk is not None:
@@ -228,8 +229,7 @@ class Driver:
             self._refuse(generation, self.places.overload())
         else:
             self._live[sequence_id] = generation
-            if self._make_source is not None and request.max_tokens > 1:
-                generation.foresight = Foresight(self._make_source(request), Acceptance(self.drafts.acceptance))
+            self.drafts.begin(generation)
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = sequence_id
             if request.grammar is None:

@@ -39,11 +39,14 @@ PARK_AT = 256
 
 class Drawn(NamedTuple):
     """The result of one row of logits: output tokens in order, the first one drawn and the others forced, and why the
-    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache."""
+    request ends, if it does. cached: with the first token, the prompt tokens that came from the prefix cache.
+    accepted, rejected: at the end, how many drafts became output, and how many did not."""
 
     draws: tuple[Draw, ...]
     finish: FinishReason | None = None
     cached: int = 0
+    accepted: int = 0
+    rejected: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -58,6 +61,8 @@ class Drawn(NamedTuple):
             events[-1] = replace(events[-1], finish=self.finish)
         elif self.finish is not None:
             events.append(TokenEvent(index + len(events), None, finish=self.finish))
+        if self.accepted or self.rejected:
+            events[-1] = replace(events[-1], accepted=self.accepted, rejected=self.rejected)
         if self.cached and events:
             events[0] = replace(events[0], cached=self.cached)
         return events

@@ -176,8 +176,12 @@ class Outputs:
         """Send tokens to the caller, and let the sequence continue or end. num_drawn: how many of the tokens took a
         lap."""
         index = generation.index - len(drawn.draws)
+        token_ids = [draw.token_id for draw in drawn.draws]
+        self._drafts.came(generation, token_ids)
         if not index and generation.cached:
             drawn = drawn._replace(cached=generation.cached)
+        if drawn.finish and (foresight := generation.foresight) is not None:
+            drawn = drawn._replace(accepted=foresight.accepted, rejected=foresight.drafted - foresight.accepted)
         self.tokens += len(drawn.draws)
         self.prompts += not index and bool(drawn.draws)
         self.laps_saved += max(0, len(drawn.draws) - num_drawn)
@@ -190,8 +194,6 @@ class Outputs:
         if drawn.finish:
             self._end(generation.sequence.id, None)
             return
-        token_ids = [draw.token_id for draw in drawn.draws]
-        self._drafts.came(generation, token_ids)
         self._scheduler.token_drawn(generation.sequence, *token_ids)
         if generation.mailbox.backlog >= PARK_AT:
             generation.mailbox.parked = generation.sequence.parked = True

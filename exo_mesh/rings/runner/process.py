@@ -172,6 +172,7 @@ def _setup(start: StartStage) -> StageSetup:
         max_running=start.max_running or MOST_SEQUENCES,
         prefill_chunk=start.prefill_chunk or PREFILL_CHUNK,
         prefix_bytes=start.prefix_bytes,
+        draft=start.draft or "off",
         disk=None if start.prefix_disk is None else _disk_setup(start.prefix_disk),
     )
 

@@ -29,8 +29,9 @@ class StageSetup(msgspec.Struct, frozen=True):
     load. max_queued, max_running, prefill_chunk: limits of the scheduler, if this is the last stage.
 
     prefix_bytes: limit of the prefix cache on this stage; 0: it is off, None: what running sequences leave of the KV
-    pool. draft: where drafts come from, if this is the last stage; see drafting/sources.py. disk: where it writes KV for later prompts; None: nowhere. warms_up: whether the engine computes something
-    after its load that a first request would wait for.
+    pool. disk: where it writes KV for later prompts; None: nowhere. warms_up: whether the engine computes something
+    after its load that a first request would wait for. draft: where drafts come from, if this is the last stage; see
+    drafting/sources.py.
     """
 
     plan: Plan

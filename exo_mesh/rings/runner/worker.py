@@ -18,8 +18,8 @@ from exo_mesh.engine.warm_up import warm_up
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.rings.runner.disk_parts import disk_index, disk_store, ring_of
 from exo_mesh.rings.runner.disk_store import DiskStore
-from exo_mesh.rings.runner.driver import CALM_LAP_S, IDLE_LAP_S, Driver
 from exo_mesh.rings.runner.drafting.sources import source_maker
+from exo_mesh.rings.runner.driver import CALM_LAP_S, IDLE_LAP_S, Driver
 from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.frame_clock import FrameClock
 from exo_mesh.rings.runner.grammars import Grammars

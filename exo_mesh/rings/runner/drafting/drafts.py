@@ -6,25 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exo_mesh.domain.frame import StageReport
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
+from exo_mesh.rings.runner.drafting.foresight import Foresight
+from exo_mesh.rings.runner.drafting.sources import SourceMaker
+from exo_mesh.rings.runner.drafting.tally import DraftTally
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
 
 
 class Drafts:
-    """See Drafter in scheduling/scheduler.py. live: all requests of the driver; only read. accepted, rejected: drafts
-    of all requests that became output, or did not."""
+    """See Drafter in scheduling/scheduler.py. live: all requests of the driver; only read.
+    make_source: gives each request where its guesses come from."""
 
-    def __init__(self, live: Mapping[int, Generation], pace: Pace) -> None:
+    def __init__(self, live: Mapping[int, Generation], pace: Pace, make_source: SourceMaker | None) -> None:
         self._live = live
+        self._make_source = make_source
         self.pace = pace
         self.acceptance = Acceptance()
         self.cuts_back = 0
         """Positions that every stage can cut back: so many drafts of a sequence may be unjudged."""
         self.cuts_at_rows = False
         """See Capabilities; of any stage. Accepted tokens in a row with a refused draft are then sent again."""
-        self.accepted = 0
-        self.rejected = 0
+        self.tally = DraftTally()
 
     def change(self, pace: Pace) -> None:
         """Continue on another ring, whose stages have not reported yet."""
@@ -35,6 +38,13 @@ class Drafts:
         reports = list(reports)
         self.cuts_back = min(report.cuts_back for report in reports)
         self.cuts_at_rows = any(report.cuts_at_rows for report in reports)
+
+    def begin(self, generation: Generation) -> None:
+        """Let a request draft, if it wants and this driver drafts."""
+        request = generation.request
+        if self._make_source is not None and request.drafts and request.max_tokens > 1:
+            source = self._make_source(request)
+            generation.foresight = Foresight(source, Acceptance(self.acceptance), self.tally)
 
     def propose(self, sequence: RingSequence, num_decoding: int, most: int) -> Sequence[int]:
         """See Drafter."""
@@ -59,6 +69,4 @@ class Drafts:
     def came(self, generation: Generation, token_ids: Sequence[int]) -> None:
         """Judge the guesses of a request by the tokens that came. Before its sequence takes these."""
         if (foresight := generation.foresight) is not None:
-            accepted, refused = foresight.came(token_ids, len(generation.sequence.ahead))
-            self.accepted += accepted
-            self.rejected += refused
+            foresight.came(token_ids, len(generation.sequence.ahead))

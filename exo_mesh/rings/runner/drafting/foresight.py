@@ -9,6 +9,7 @@ import msgspec
 
 from exo_mesh.domain.frame import LONGEST_DRAFT
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance, kind_of
+from exo_mesh.rings.runner.drafting.tally import DraftTally
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
 
 FORESEEN = LONGEST_DRAFT
@@ -33,10 +34,13 @@ class Foresight(msgspec.Struct):
 
     source: Source
     acceptance: Acceptance
+    tally: DraftTally
     expected: list[int] = msgspec.field(default_factory=list)
     matched: int = 0
     drafted: int = 0
     accepted: int = 0
+    run: int = 0
+    """Accepted drafts since one was refused, or none was on its way."""
 
     def look(self, sequence: RingSequence) -> float:
         """Guess how the sequence goes on behind its drafts, unless that is known; returns the share of guesses of this
@@ -50,21 +54,24 @@ class Foresight(msgspec.Struct):
             self.expected = [*sequence.ahead, *found]
         return self.acceptance.share(kind_of(self.matched))
 
-    def came(self, token_ids: Sequence[int], num_ahead: int) -> tuple[int, int]:
-        """Judge guesses by the tokens that came. num_ahead: how many of them were on their way. Returns how many of
-        these are accepted now, and how many refused."""
-        accepted = 0
+    def came(self, token_ids: Sequence[int], num_ahead: int) -> None:
+        """Judge guesses by the tokens that came. num_ahead: how many of them were on their way."""
         for token_id in token_ids:
             if not self.expected:
-                break
+                return
+            if not num_ahead:
+                self.run = 0
             is_right = self.expected[0] == token_id
             self.acceptance.note(kind_of(self.matched), is_right=is_right)
             if not is_right:
                 self.expected.clear()
-                self.accepted += accepted
-                return accepted, num_ahead - accepted
+                self.tally.refuse(self.run + 1, num_ahead)
+                self.run = 0
+                return
             del self.expected[0]
             self.matched += self.matched > 0
-            accepted += accepted < num_ahead
-        self.accepted += accepted
-        return accepted, 0
+            if num_ahead:
+                num_ahead -= 1
+                self.run += 1
+                self.accepted += 1
+                self.tally.accept(self.run)

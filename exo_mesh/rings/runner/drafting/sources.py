@@ -46,4 +46,4 @@ def _of_engine(engine: DraftingEngine, _request: GenerateRequest) -> Source:
 
 def _suffix(request: GenerateRequest) -> Source:
     num_expected = len(request.prompt_ids) + min(request.max_tokens, MOST_EXPECTED)
-    return SuffixDrafter(num_expected)
+    return SuffixDrafter(num_expected, request.expected_ids)
