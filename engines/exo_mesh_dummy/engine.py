@@ -137,11 +137,10 @@ class DummyStage:
     def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
         """See DraftingEngine. Which guesses are wrong depends only on the position."""
         printable = self._model.printable
-        last, found = token_ids[-1], []
+        last, found = int(token_ids[-1]), []
         for position in range(len(token_ids) - 1, len(token_ids) - 1 + most):
-            last = printable[mix(last, position) % len(printable)]
-            if mix(_WRONG, position) % 10_000 >= 10_000 * self._options.draft_right:
-                last = printable[(printable.index(last) + 1) % len(printable)]
+            is_wrong = mix(_WRONG, position) % 10_000 >= 10_000 * self._options.draft_right
+            last = int(printable[(mix(last, position) + is_wrong) % len(printable)])
             found.append(last)
         return found
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -110,6 +110,7 @@ class RingJob(msgspec.Struct, frozen=True):
     tls: Credentials | None
     prefix_bytes: int
     disks: Path | None = None
+    draft: str = "off"
 
 
 def even_plan(engine: str, num_layers: int, num_stages: int, context: int, pool_tokens: int = POOL_TOKENS) -> Plan:
@@ -175,6 +176,7 @@ async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWir
         prefix_disk=None if what.disks is None else PrefixDisk(str(what.disks / str(index)), 10**11, 1),
         tls=what.tls,
         rank=rank,
+        draft=what.draft,
     )
     await write_command(runner.writer, start)
     return runner
@@ -189,15 +191,18 @@ async def local_ring(
     tls: Credentials | None = None,
     prefix_bytes: int = 0,
     disks: Path | None = None,
+    draft: str = "off",
+    relay: Callable[[str], Awaitable[str]] | None = None,
 ) -> AsyncIterator[list[LocalRunner]]:
     """Starts every stage of the plan on loopback, waits until all are ready, and links the ring; stops all at the end.
 
     cpus: stage i is pinned to cpus[i % len] where the system supports it, so that stages do not share a core.
     tls: the credentials of all ends of the hops; None for plain connections. All ranks of a tensor group run here; the
     returned runner of such a stage is the leader. prefix_bytes: limit of the prefix cache on each stage; 0: it is
-    off. disks: a directory with the files of all stages; None: no KV is written to disk.
+    off. disks: a directory with the files of all stages; None: no KV is written to disk. draft: where the driver takes
+    drafts from. relay: gives the endpoint through which a stage is reached, such as a slow link.
     """
-    what = RingJob(plan, model_dir, options, tls, prefix_bytes, disks)
+    what = RingJob(plan, model_dir, options, tls, prefix_bytes, disks, draft)
     runners: list[LocalRunner] = []
     readers: list[asyncio.Task[None]] = []
     try:
@@ -207,7 +212,8 @@ async def local_ring(
         for runner in runners:
             await runner.become_ready()
         for runner, following in zip(runners, runners[1:] + runners[:1], strict=True):
-            await write_command(runner.writer, LinkNext(f"127.0.0.1:{following.port}"))
+            endpoint = f"127.0.0.1:{following.port}"
+            await write_command(runner.writer, LinkNext(endpoint if relay is None else await relay(endpoint)))
         everybody = [member for runner in runners for member in (runner, *runner.followers)]
         readers = [asyncio.create_task(runner.keep_beats()) for runner in everybody]
         yield runners

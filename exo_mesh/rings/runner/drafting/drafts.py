@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from exo_mesh.domain.frame import StageReport
@@ -12,6 +13,8 @@ from exo_mesh.rings.runner.drafting.tally import DraftTally
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
+
+_log = logging.getLogger(__name__)
 
 
 class Drafts:
@@ -56,7 +59,7 @@ class Drafts:
         left = generation.request.max_tokens - generation.index - 1
         unjudged = num_ahead + (1 + sequence.forced if self.cuts_at_rows else 0)
         most = min(most, self.cuts_back - unjudged, left - num_ahead)
-        if most <= 0 or not (share := foresight.look(sequence)):
+        if most <= 0 or not (share := self._look(generation, foresight)):
             return ()
         num_tokens, num_frames = self.pace.drafts(num_decoding, share)
         if sequence.on_way >= num_frames:
@@ -65,6 +68,15 @@ class Drafts:
         draft = foresight.expected[num_ahead : num_ahead + min(most, wanted)]
         foresight.drafted += len(draft)
         return draft
+
+    def _look(self, generation: Generation, foresight: Foresight) -> float:
+        """See Foresight.look. A request whose drafter fails goes on without drafts."""
+        try:
+            return foresight.look(generation.sequence)
+        except Exception:
+            _log.exception("request %s goes on without drafts: its drafter failed", generation.request.request_id)
+            generation.foresight = None
+            return 0.0
 
     def came(self, generation: Generation, token_ids: Sequence[int]) -> None:
         """Judge the guesses of a request by the tokens that came. Before its sequence takes these."""
