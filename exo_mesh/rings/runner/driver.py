@@ -276,6 +276,7 @@ class Driver:
         sent before anything is learnt from this one.
         """
         now = self._returned_at = time.perf_counter()
+        num_running, num_tokens = self._scheduler.num_running, self.outputs.tokens
         lap_s = self.laps.returned(frame.step, now)
         work = self._in_flight.pop(frame.step, None)
         is_prefill = work is not None and work.is_prefill
@@ -296,6 +297,8 @@ class Driver:
             self.outputs.draw(frame, logits, stale)
         if is_prefill:
             self.outputs.pool(frame, hidden)
+        if work is not None:
+            self.drafts.came_round(work, now, num_running, self.outputs.tokens - num_tokens)
         draw_s = time.perf_counter() - now
         self.pump()
         if work is not None and lap_s is not None and (is_prefill or now - self._learnt_at > LEARN_EVERY_S):
@@ -451,6 +454,10 @@ class Driver:
             self.hops.add(max(0.0, on_links_s) / num_stages)
         if work.upto or work.is_scoring:
             return  # it says little of a chunk that all stages compute, and that has no logits
+        if any(sequence.on_way or sequence.stale for sequence in work.drawing) and len(work.token_ids) == len(
+            work.rows
+        ):
+            return  # nor of frames without drafts, because stages may share cores, and those ahead of it took some
         if len(work.token_ids) > len(work.rows) and not work.is_prefill:
             compute_s = [report.compute_s for report in frame.reports]
             compute_s[-1:] = [seconds + draw_s for seconds in compute_s[-1:]]

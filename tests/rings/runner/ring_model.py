@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+from exo_mesh.domain.frame import Row
+from exo_mesh.rings.runner.drafting.acceptance import Acceptance
+from exo_mesh.rings.runner.drafting.drafts import Drafts
+from exo_mesh.rings.runner.drafting.foresight import Foresight
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Request
@@ -15,6 +21,31 @@ from exo_mesh.rings.runner.scheduling.sequence import Work
 
 Cost = Callable[[Work], float]
 """Seconds that a stage computes for a frame."""
+
+
+@dataclass
+class _Guesses:
+    """What the drafts of a request read of its generation."""
+
+    request: SimpleNamespace
+    sequence: Request
+    foresight: Foresight
+    index: int = 0
+    may_draft: bool = True
+
+
+class _Chance:
+    """Right, which is 0, at a share of all positions. See Source."""
+
+    def __init__(self, seed: int, right: float) -> None:
+        self._seed = seed
+        self._right = right
+
+    def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
+        first = len(tokens) + len(ahead)
+        return [
+            int(random.Random(1_000_003 * self._seed + at).random() >= self._right) for at in range(first, first + most)
+        ], 0
 
 
 @dataclass
@@ -76,20 +107,40 @@ class RingModel:
 
     def _came_round(self, travel: _Travel) -> None:
         work, lap_s = travel.work, self.now - travel.sent
-        self.scheduler.came_round(work)
+        stale = self.scheduler.came_round(work)
         if work.is_prefill:
             self.pace.prefilled(len(work.token_ids), lap_s, travel.waited, travel.compute)
         else:
-            self.pace.decoded(len(work.rows), lap_s, travel.compute, travel.waited)
+            self.drafted(work)
+            if len(work.token_ids) > len(work.rows):
+                self.pace.drafted(len(work.rows), len(work.token_ids), travel.compute)
+            else:
+                self.pace.decoded(len(work.rows), lap_s, travel.compute, travel.waited)
             for row in work.rows:
-                request, output = self.live[row.sequence]
-                self.drawn[request.id].append(self.now)
-                if len(self.drawn[request.id]) == output:
-                    self.scheduler.remove(request.id)
-                    del self.live[request.id]
-                else:
-                    self.scheduler.token_drawn(request, 0)
+                if row.sequence not in stale and row.sequence in self.live:
+                    self._judge(row)
         self._pump()
+
+    def _judge(self, row: Row) -> None:
+        """Every drawn token is 0."""
+        request, output = self.live[row.sequence]
+        refusals = request.refusals
+        for _ in range(row.num_logits):
+            self.drawn[request.id].append(self.now)
+            if len(self.drawn[request.id]) == output:
+                self.scheduler.remove(request.id)
+                del self.live[request.id]
+                return
+            self.drew(request)
+            self.scheduler.token_drawn(request, 0)
+            if request.refusals > refusals:
+                return
+
+    def drafted(self, work: Work) -> None:
+        """A decode frame is back."""
+
+    def drew(self, request: Request) -> None:
+        """A token is about to become output."""
 
     def _pump(self) -> None:
         list(self.scheduler.admit())
@@ -99,3 +150,33 @@ class RingModel:
 
     def _push(self, when: float, stage: int, travel: _Travel) -> None:
         heapq.heappush(self._events, (when, next(self._order), stage, travel))
+
+
+class DraftingModel(RingModel):
+    """Requests that draft, and whose guesses are right by chance."""
+
+    def __init__(self, stages: Sequence[Cost], hop_s: float, right: float) -> None:
+        super().__init__(stages, hop_s)
+        self._right = right
+        self.guesses: dict[int, _Guesses] = {}
+        self.drafts = Drafts(self.guesses, self.pace, lambda _: None)  # type: ignore[arg-type]
+        self._before = 0
+        self.drafts.cuts_back = 2**31
+        self.scheduler.drafter = self.drafts
+
+    def submit(self, request: Request, output: int) -> None:
+        source = _Chance(request.id, self._right)
+        foresight = Foresight(source, Acceptance(self.drafts.acceptance), self.drafts.tally)
+        asked = SimpleNamespace(max_tokens=output, request_id="")
+        self.guesses[request.id] = _Guesses(asked, request, foresight)
+        super().submit(request, output)
+
+    def drew(self, request: Request) -> None:
+        guesses = self.guesses[request.id]
+        self.drafts.came(guesses, [0])  # type: ignore[arg-type]
+        guesses.index += 1
+
+    def drafted(self, work: Work) -> None:
+        tokens = sum(map(len, self.drawn.values()))
+        self.drafts.came_round(work, self.now, len(self.live), tokens - self._before)
+        self._before = tokens

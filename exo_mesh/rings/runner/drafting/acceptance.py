@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 KINDS = (1, 4, 8, 16, 32)
 """Guesses are counted by how many tokens before them were found again; the first kind is of drafters that do not
 search."""
 
-FIRST = (0.7, 0.3, 0.5, 0.7, 0.85, 0.95)
-"""Share of right guesses of each kind that is assumed while nothing has been judged."""
+FIRST = (0.5, 0.2, 0.4, 0.6, 0.8, 0.9)
+"""Share of right guesses of each kind that is assumed while nothing has been judged. Too small rather than too large:
+guesses that are not sent are judged as well."""
 
 WEIGHT = 4.0
 """What is assumed counts as so many guesses."""
 
-FADES_OWN, FADES = 0.96, 0.995
-"""A guess counts so much less with each later one: 25 of a request, 200 of all requests decide."""
+DOUBT = 0.5
+"""Standard errors by which a share is taken to be smaller than measured: of several ways to draft, the one whose share
+was overestimated most would be chosen otherwise."""
+
+FADES_OWN, FADES = 0.98, 0.995
+"""A guess counts so much less with each later one: 50 of a request, 200 of all requests decide."""
 
 
 def kind_of(matched: int) -> int:
@@ -39,6 +45,10 @@ class Acceptance:
             self._parent.note(kind, is_right=is_right)
 
     def share(self, kind: int) -> float:
-        """The share of right guesses of a kind, from 0 to 1."""
-        assumed = FIRST[kind] if self._parent is None else self._parent.share(kind)
+        """The share of right guesses of a kind, from 0 to 1, less DOUBT."""
+        share, count = self._mean(kind), self._all[kind] + WEIGHT
+        return max(0.0, share - DOUBT * math.sqrt(share * (1 - share) / count))
+
+    def _mean(self, kind: int) -> float:
+        assumed = FIRST[kind] if self._parent is None else self._parent._mean(kind)
         return (self._right[kind] + WEIGHT * assumed) / (self._all[kind] + WEIGHT)

@@ -10,9 +10,11 @@ from exo_mesh.rings.runner.drafting.acceptance import Acceptance
 from exo_mesh.rings.runner.drafting.foresight import Foresight
 from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.drafting.tally import DraftTally
+from exo_mesh.rings.runner.drafting.worth import Worth
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
+from exo_mesh.rings.runner.scheduling.sequence import Work
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +33,11 @@ class Drafts:
         self.cuts_at_rows = False
         """See Capabilities; of any stage. Accepted tokens in a row with a refused draft are then sent again."""
         self.tally = DraftTally()
+        self.worth = Worth()
 
     def change(self, pace: Pace) -> None:
         """Continue on another ring, whose stages have not reported yet."""
-        self.pace, self.cuts_back = pace, 0
+        self.pace, self.cuts_back, self.worth = pace, 0, Worth()
 
     def learn(self, reports: Iterable[StageReport]) -> None:
         """Note how far the stages can cut KV back."""
@@ -62,7 +65,7 @@ class Drafts:
         if most <= 0 or not (share := self._look(generation, foresight)):
             return ()
         num_tokens, num_frames = self.pace.drafts(num_decoding, share)
-        if sequence.on_way >= num_frames:
+        if not self.worth.may_draft or sequence.on_way >= num_frames:
             return ()
         wanted = num_tokens if sequence.on_way else num_tokens - 1
         draft = foresight.expected[num_ahead : num_ahead + min(most, wanted)]
@@ -73,10 +76,21 @@ class Drafts:
         """See Foresight.look. A request whose drafter fails goes on without drafts."""
         try:
             return foresight.look(generation.sequence)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged; no request may end because of a guess
             _log.exception("request %s goes on without drafts: its drafter failed", generation.request.request_id)
             generation.foresight = None
             return 0.0
+
+    def came_round(self, work: Work, now: float, rows: int, tokens: int) -> None:
+        """Note a frame that came round while `rows` sequences decode, and the tokens that it gave. now: seconds of any
+        one clock."""
+        if self._make_source is None:
+            return
+        if work.is_prefill:
+            self.worth.begin(now)
+        elif work.rows:
+            drafted = work.goes_ahead or any(row.num_logits > 1 for row in work.rows)
+            self.worth.note(now, rows, tokens, drafted=drafted)
 
     def came(self, generation: Generation, token_ids: Sequence[int]) -> None:
         """Judge the guesses of a request by the tokens that came. Before its sequence takes these."""

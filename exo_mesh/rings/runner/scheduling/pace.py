@@ -64,8 +64,9 @@ MAX_BATCHES_PER_STAGE = 4
 DRAFT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Tokens of a row to choose from."""
 
-LEAST_GAIN = 0.03
-"""Drafts must promise so much more speed before they are sent."""
+LEAST_GAIN, LEAST_GAIN_IN_FULL = 0.05, 0.2
+"""Drafts must promise so much more speed before they are sent: more of it where as many sequences decode as there are
+stages, because stages wait for each other where frames differ in size."""
 
 MOST_CERTAIN = 0.98
 """Guesses count as right no more often than this, else one refusal after a long time would be a surprise."""
@@ -203,8 +204,9 @@ class Pace:
             return 1, 1
         batches = self.batches(rows)
         in_frame = math.ceil(rows / batches)
-        known = max((curve.span[1] for curve in self._extra if curve), default=0.5)
-        best, fastest = (1, 1), (1 + LEAST_GAIN) * self._draft_rate(in_frame, batches, share, 1, 1)
+        known = max((curve.span[1] for curve in self._extra if curve), default=in_frame / 2)
+        least = LEAST_GAIN if rows < self._num_stages or rows == 1 else LEAST_GAIN_IN_FULL
+        best, fastest = (1, 1), (1 + least) * self._draft_rate(in_frame, batches, share, 1, 1)
         for tokens in DRAFT_TOKENS:
             if in_frame * (tokens - 1) > 2 * known:
                 break  # a new size is no surprise
