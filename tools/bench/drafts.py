@@ -3,7 +3,8 @@
 A ring of dummy stages, each a process of its own, answers with and without drafts, in turns. A stage takes --step-ms
 for a frame and --token-ms for each further token of a row; --hop-ms is the delay of a link. The drafter is right with
 each probability in turn. A figure is the median, over the turns, of tokens a second with drafts divided by those
-without.
+without. With --real, SmolLM2-135M-Instruct answers over --stages llama.cpp stages, one core each, with drafts by suffix:
+it repeats a text, and chats.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -20,8 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import LocalRunner, even_plan, local_ring, ring_request
+from tokenizers import Tokenizer
+
+from exo_mesh.cli.bench.local_ring import LocalRunner, even_plan, local_ring, plan_with_cuts, ring_request
+from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.errors import EngineError
+from exo_mesh.weights.store import ModelStore
 from exo_mesh.wire.driver_connection import Ask
+from tools.real_model import LAYERS, MISSING, NAME, shipped_text, weights_file
 
 DEADLINE_S = 300.0
 SETTLE_TOKENS = 96
@@ -38,11 +47,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--real", action="store_true", help="a real model, whose drafts are by suffix")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
+        if args.real:
+            asyncio.run(measure_real(Path(scratch), args))
+            return 0
         (Path(scratch) / "config.json").write_text(json.dumps({"vocab_size": 1000, "hidden_size": 512}))
         for right in args.right:
             asyncio.run(measure(Path(scratch), right, args))
@@ -72,6 +85,66 @@ async def measure(model_dir: Path, right: float, args: argparse.Namespace) -> No
                     speeds[drafts].append(speed)
                     shares += [share] * drafts
             _show(right, streams, speeds, shares)
+
+
+async def measure_real(scratch: Path, args: argparse.Namespace) -> None:
+    """Prints one line for each task, and whether all answers with drafts are equal to those without."""
+    file = weights_file()
+    if file is None:
+        raise EngineError(MISSING)
+    view = ModelStore((file.parent,), views_dir=scratch / "views").find(NAME)
+    cuts = [LAYERS * index // args.stages for index in range(args.stages + 1)]
+    plan = plan_with_cuts("llamacpp", cuts, 2048, POOL_TOKENS)
+    cpus = sorted(os.sched_getaffinity(0))
+    async with local_ring(plan, view, {"threads": "1"}, cpus, draft="suffix") as runners:
+        for name, request in _tasks(view, args.tokens).items():
+            speeds: dict[bool, list[float]] = {False: [], True: []}
+            answers: set[tuple[int, ...]] = set()
+            shares = []
+            for turn in range(args.turns + 1):
+                for drafts in speeds:
+                    speed, share, ids = await _answer(runners, replace(request, drafts=drafts))
+                    answers.add(ids)
+                    if turn:  # paces are learned in the first
+                        speeds[drafts].append(speed)
+                        shares += [share] * drafts
+            print(f"{name:7}", end=" ")
+            _show(1.0, 1, speeds, shares)
+            print(f"        {len(answers)} different answer(s) in {2 * args.turns + 2}")
+
+
+def _tasks(view: Path, tokens: int) -> dict[str, GenerateRequest]:
+    """A text that repeats what the prompt says, with one word changed where it begins, and an answer in a chat."""
+    tokenizer = Tokenizer.from_file(str(view / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    text = ids(shipped_text())[40:340]
+    chat = ids(
+        "<|im_start|>user\nWhy is the sky blue, and why is it red in the evening?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    return {
+        "repeat": ring_request("repeat", [*text, *ids("\n\nOnce more:\n"), *text[:12]], min(tokens, len(text) - 12)),
+        "chat": ring_request("chat", chat, tokens),
+    }
+
+
+async def _answer(runners: list[LocalRunner], request: GenerateRequest) -> tuple[float, float, tuple[int, ...]]:
+    """Returns (tokens a second after the first, accepted part of the drafts, the answer)."""
+    ids: list[int] = []
+    first = last = 0.0
+    skipped = accepted = rejected = 0
+    async with runners[-1].driver() as ask:
+        async for events in ask(replace(request, request_id=f"bench-{time.monotonic_ns()}"), DEADLINE_S):
+            for event in events:
+                assert isinstance(event, TokenEvent), event
+                ids += [] if event.token_id is None else [event.token_id]
+                accepted, rejected = event.accepted, event.rejected
+            last = time.perf_counter()
+            if ids and not first:
+                first, skipped = last, len(ids)
+    return (len(ids) - skipped) / (last - first), accepted / max(1, accepted + rejected), tuple(ids)
 
 
 @contextlib.asynccontextmanager
