@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from exo_mesh.settings.aliases import ALIASES, unused_protocols
 
 _NO_MASTER = "exo-mesh has no master: all peers are equal"
-_LATER = "drafts are not implemented yet: leave it out; see docs/how-it-works/roadmap.md"
+_MEASURED = "leave it out: how many tokens are drafted follows from measured times; see --draft"
+_NO_DRAFT_MODEL = "drafts come from the text itself (--draft suffix), not from a second model yet"
 
 FLAGS = {
     "--force-master": _NO_MASTER,
@@ -32,9 +33,10 @@ FLAGS = {
     "--env": "set variables before you start the node; of MLX only MLX_METAL_FAST_SYNCH matters, see --fast-synch",
     "-n": "each machine runs one node; --tensor-group N makes N of them one stage",
     "--no-prefix-cache": "use --prefix-cache off",
-    "--spec-type": _LATER,
-    "--spec-draft-n-max": _LATER,
-    "--model-draft": _LATER,
+    "--spec-type": "use --draft auto, suffix or off",
+    "--spec-draft-n-max": _MEASURED,
+    "--draft-max": _MEASURED,
+    "--model-draft": _NO_DRAFT_MODEL,
 }
 """By flag of a node: what to use instead. A verb that has the flag itself accepts it."""
 

@@ -11,6 +11,7 @@ from exo_mesh.api.core.keeping import MAX_NAME_CHARS
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
 from exo_mesh.rings.runner.prefix.cache import LEAST_COMMON
 from exo_mesh.rings.serving.explanations import MAX_KEPT, Explanations, explain
+from exo_mesh.rings.serving.history import RequestOutcome
 from tests.api.scripted_mesh import Served
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
@@ -65,7 +66,8 @@ def remember(api: Served, request_id: str, key_id: str = "") -> None:
     prompt = tuple(api.mesh.text.encode_text("It is 14:02 on Monday"))
     request = GenerateRequest(request_id, prompt, 4, key_id=key_id)
     theirs = tuple(api.mesh.text.encode_text("9"))
-    api.mesh.explanations.add(explain(request, "exo-mesh-demo", PrefixReport(2, theirs, True), 1, 0.5), ("x-1",))
+    ended = RequestOutcome(request_id, "exo-mesh-demo", "stop", 6, 4, 0.5, 1.0, cached_tokens=1)
+    api.mesh.explanations.add(explain(request, "exo-mesh-demo", PrefixReport(2, theirs, True), ended), ("x-1",))
 
 
 async def test_an_admin_sees_where_a_prompt_parted_from_what_was_kept(api: Served) -> None:
@@ -86,8 +88,9 @@ async def test_an_admin_sees_where_a_prompt_parted_from_what_was_kept(api: Serve
 
 def test_only_the_key_of_a_request_finds_its_explanation_and_all_is_bounded() -> None:
     known, request = Explanations(), GenerateRequest("r", tuple(range(100)), 1, key_id="mine")
+    ended = RequestOutcome("r", "m", "stop", 100, 1, None, 1.0)
     for number in range(3 * MAX_KEPT):
-        known.add(explain(replace(request, request_id=f"r{number}"), "m", PrefixReport(50), 0, None), ())
+        known.add(explain(replace(request, request_id=f"r{number}"), "m", PrefixReport(50), ended), ())
     last = f"r{3 * MAX_KEPT - 1}"
     assert known.find(last, "mine") == known.find(last) is not None
     assert known.find(last, "other") is known.find(last, "") is known.find("r0") is None

@@ -26,6 +26,7 @@ from exo_mesh.domain.request import PrefixReport
 from exo_mesh.errors import InputError
 from exo_mesh.rings.placing.spec import InstanceSpec
 from exo_mesh.rings.serving.explanations import explain
+from exo_mesh.rings.serving.history import RequestOutcome
 from tests.api.scripted_mesh import ScriptedInstances, ScriptedMesh, ScriptedObservation, served
 from tests.support.peers import MODEL, mesh
 from tests.support.processes import run as run_process
@@ -257,10 +258,12 @@ def test_explain_takes_the_last_request(say: Say, placing: PlacingMesh) -> None:
     code, _, said = say("explain")
     assert code != exit_codes.OK and "no request has ended at this node yet" in said
     assert say("run", MODEL, "Hi")[0] == exit_codes.OK
-    placing.explanations.add(explain(placing.requests[-1], MODEL, PrefixReport(0), 0, None), ())
+    ended = RequestOutcome("r", MODEL, "stop", 3, 12, None, 1.0, accepted_drafts=8, rejected_drafts=2)
+    placing.explanations.add(explain(placing.requests[-1], MODEL, PrefixReport(0), ended), ())
     code, shown, said = say("explain")
     assert code == exit_codes.OK, said
     assert f"{len(placing.requests[-1].prompt_ids)} were computed" in shown
+    assert "3.0 tokens per lap: 8 of 10 drafted tokens were right" in shown
 
 
 def test_chat_is_another_name_of_run(say: Say) -> None:

@@ -3,8 +3,8 @@
 A ring of dummy stages, each a process of its own, answers with and without drafts, in turns. A stage takes --step-ms
 for a frame and --token-ms for each further token of a row; --hop-ms is the delay of a link. The drafter is right with
 each probability in turn. A figure is the median, over the turns, of tokens a second with drafts divided by those
-without. With --real, SmolLM2-135M-Instruct answers over --stages llama.cpp stages, one core each, with drafts by suffix:
-it repeats a text, and chats.
+without. With --real, SmolLM2-135M-Instruct answers over --stages llama.cpp stages, one core each, with drafts by
+suffix: it repeats a text, and chats.
 """
 
 from __future__ import annotations

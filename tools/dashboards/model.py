@@ -185,6 +185,13 @@ _LIMITS = (
             Query(total(rate("exo_mesh_laps_saved_total", _MODEL), "model"), "{{model}} output, forced"),
         ),
     ),
+    Panel(
+        "Drafted tokens",
+        "Tokens that were computed ahead because a drafter expected them: those that became output, and those that did "
+        "not. Drafts are sent only while they make the ring faster.",
+        "short",
+        (Query(total(rate("exo_mesh_draft_tokens_total", _MODEL), "model", "result"), "{{model}} {{result}}"),),
+    ),
 )
 
 _ENERGY = (

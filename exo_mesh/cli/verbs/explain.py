@@ -69,6 +69,15 @@ def _last_request(client: ApiClient) -> str:
     return str(recent[0]["request_id"])
 
 
+def drafted(found: Mapping[str, Any]) -> str:
+    """What drafts did for the answer, as a sentence; empty without drafts, and from a node of an older version."""
+    accepted, rejected = found.get("accepted_drafts", 0), found.get("rejected_drafts", 0)
+    if not accepted + rejected:
+        return ""
+    per_lap = found["output_tokens"] / max(1, found["output_tokens"] - accepted)
+    return f"{per_lap:.1f} tokens per lap: {accepted} of {counted(accepted + rejected, 'drafted token')} were right"
+
+
 def describe(found: Mapping[str, Any]) -> str:
     """The answer as sentences."""
     total, cached, common = found["prompt_tokens"], found["cached_tokens"], found["common_tokens"]
@@ -78,6 +87,8 @@ def describe(found: Mapping[str, Any]) -> str:
         f"{cached} of the {counted(total, 'token')} of the prompt came from the prefix cache, "
         f"{total - cached} were computed{took}"
     ]
+    if drafts := drafted(found):
+        lines.append(drafts)
     if not common:
         lines.append("nothing that was kept begins with the first 64 tokens of this prompt")
     elif common >= total - 1:

@@ -45,6 +45,8 @@ class CallTally:
             output_tokens=before.output_tokens + ended.output_tokens,
             max_tokens=before.max_tokens + ended.max_tokens,
             cached_tokens=before.cached_tokens + ended.cached_tokens,
+            accepted_drafts=before.accepted_drafts + ended.accepted_drafts,
+            rejected_drafts=before.rejected_drafts + ended.rejected_drafts,
             ttft_s=min(firsts, default=None),
             duration_s=max(self._began_at + before.duration_s, entered_at + ended.duration_s) - began_at,
             memory_after_bytes=ended.memory_after_bytes,

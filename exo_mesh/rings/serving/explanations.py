@@ -8,6 +8,7 @@ from collections import OrderedDict
 import msgspec
 
 from exo_mesh.domain.request import GenerateRequest, PrefixReport
+from exo_mesh.rings.serving.history import RequestOutcome
 
 MAX_KEPT = 512
 """Requests that are remembered: a kilobyte each."""
@@ -19,7 +20,8 @@ AROUND = 16
 class Explanation(msgspec.Struct, frozen=True):
     """The facts about the prompt of one request. common: tokens that it has in common with the nearest kept sequence;
     before, mine: its tokens before and behind these; theirs: those of the kept sequence, if that is of the same client.
-    first_s: time to its first token."""
+    first_s: time to its first token. output_tokens: of its answer; accepted_drafts, rejected_drafts: see
+    RequestOutcome."""
 
     request_id: str
     model: str
@@ -32,11 +34,12 @@ class Explanation(msgspec.Struct, frozen=True):
     theirs: tuple[int, ...]
     is_own: bool
     first_s: float | None
+    output_tokens: int
+    accepted_drafts: int
+    rejected_drafts: int
 
 
-def explain(
-    request: GenerateRequest, model: str, report: PrefixReport, cached_tokens: int, first_s: float | None
-) -> Explanation:
+def explain(request: GenerateRequest, model: str, report: PrefixReport, ended: RequestOutcome) -> Explanation:
     """Makes the explanation of a request."""
     prompt, at = request.prompt_ids, min(report.common, len(request.prompt_ids))
     return Explanation(
@@ -44,13 +47,16 @@ def explain(
         model,
         request.key_id,
         len(prompt),
-        cached_tokens,
+        ended.cached_tokens,
         at,
         prompt[max(0, at - AROUND) : at],
         prompt[at : at + AROUND],
         report.theirs,
         report.is_own,
-        first_s,
+        ended.ttft_s,
+        ended.output_tokens,
+        ended.accepted_drafts,
+        ended.rejected_drafts,
     )
 
 

@@ -51,8 +51,9 @@ class RequestOutcome(msgspec.Struct, frozen=True):
     limit of a request, with or without tokens. is_pressure_abort: it ended with the tokens so far, because no machine
     had memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by all programs, when the request
     entered and when it ended. key_id: of the API key that the request came with; empty without one. trace_id: empty if
-    the request was not traced. cached_tokens: prompt tokens that came from the prefix cache. error_message: what the
-    client got, without its own words; empty without an error."""
+    the request was not traced. cached_tokens: prompt tokens that came from the prefix cache. accepted_drafts,
+    rejected_drafts: drafted tokens that became output, and those that did not. error_message: what the client got,
+    without its own words; empty without an error."""
 
     request_id: str
     model: str
@@ -71,6 +72,8 @@ class RequestOutcome(msgspec.Struct, frozen=True):
     trace_id: str = ""
     cached_tokens: int = 0
     error_message: str = ""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
     @property
     def status(self) -> str:

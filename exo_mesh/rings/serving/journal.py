@@ -98,6 +98,8 @@ class JournalEntry(msgspec.Struct):
     _respelling: Respelling | None = None
     """What the next token of the present leg follows, if that stands for text and was not passed on yet."""
     cached_tokens: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     """Prompt tokens that came from the prefix cache of its first ring."""
     prefix: PrefixReport | None = None
     """Where its prompt parts from what its ring keeps, as the driver has said."""
@@ -244,6 +246,7 @@ class JournalEntry(msgspec.Struct):
         if (output := output_of(event)) is not None:
             self.emitted.append(output)
         self.usage = event.usage or self.usage
+        self.accepted_drafts, self.rejected_drafts = event.accepted, event.rejected
         if self.kept is not None and not self.superseded:
             self.kept.add(event)
 
@@ -363,13 +366,15 @@ class Journal:
             trace_id=entry.request.trace_id,
             cached_tokens=entry.cached_tokens,
             error_message=entry.error_message,
+            accepted_drafts=entry.accepted_drafts,
+            rejected_drafts=entry.rejected_drafts,
         )
         if entry.request.tally is None:
             self._record(ended)
         else:
             entry.request.tally.add(ended, entry.entered_at, self._record)
         if entry.prefix is not None:
-            told = explain(entry.request, entry.model, entry.prefix, entry.cached_tokens, entry.ttft_s)
+            told = explain(entry.request, entry.model, entry.prefix, ended)
             self.explanations.add(told, entry.request.names)
         self.ended.add(entry.answered, (*entry.request.names, entry.request.share_id, entry.request.trace_id))
 

@@ -12,7 +12,7 @@ LEAST_MATCH = 3
 MOST_MATCH = 32
 """Tokens that are compared; a longer match is no better."""
 
-MOST_PLACES = 8
+MOST_PLACES = 16
 """Earlier places that are compared, the newest first."""
 
 AT_ONCE = 1000
@@ -50,7 +50,8 @@ class SuffixIndex:
         start = len(before)
         stop = min(len(tokens) + 1, start + AT_ONCE)
         for at in range(start, stop):
-            key = (tokens[at - 3] * p ^ tokens[at - 2] * q ^ tokens[at - 1] * r) & mask
+            mixed = tokens[at - 3] * p ^ tokens[at - 2] * q ^ tokens[at - 1] * r
+            key = (mixed ^ mixed >> 17) & mask
             before.append(newest[key])
             newest[key] = at
         return stop > len(tokens)
@@ -61,7 +62,8 @@ class SuffixIndex:
         if len(text) < LEAST_MATCH:
             return 0, 0
         p, q, r = _PRIMES
-        at = self._newest[(text[-3] * p ^ text[-2] * q ^ text[-1] * r) & self._mask]
+        mixed = text[-3] * p ^ text[-2] * q ^ text[-1] * r
+        at = self._newest[(mixed ^ mixed >> 17) & self._mask]
         best, longest = 0, LEAST_MATCH - 1
         most = min(MOST_MATCH, len(text))
         for _ in range(MOST_PLACES):

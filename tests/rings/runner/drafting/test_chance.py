@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.support.drafting import play
 
 SCHEDULES = 120
+FIRST_SLOW = 10_000
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -22,3 +25,10 @@ def test_drafts_by_chance_change_no_answer(part: int) -> None:
         accepted += sum(ring.driver.drafts.tally.accepted)
         refused += sum(ring.driver.drafts.tally.rejected)
     assert accepted > 100 and refused > 100
+
+
+@pytest.mark.slow
+def test_thousands_of_schedules_change_no_answer() -> None:
+    for seed in range(FIRST_SLOW, FIRST_SLOW + int(os.environ.get("EXO_MESH_TEST_SCHEDULES", "5000"))):
+        expected, said, _ = play(seed)
+        assert said == expected, f"seed {seed}"

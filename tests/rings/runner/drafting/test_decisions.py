@@ -1,0 +1,107 @@
+"""What is known of guesses, when drafts are sent, and that a drafter ends no request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.rings.runner.drafting.acceptance import FIRST, Acceptance, kind_of
+from exo_mesh.rings.runner.drafting.worth import DRAFT_TOKENS, PLAIN_TOKENS, TRY_OTHER, Worth
+from exo_mesh.rings.runner.scheduling.pace import Pace
+from tests.support.drafting import ChancePace, Oracle, alone, said
+from tests.support.held import HeldRing, ids_of
+
+REQUEST = GenerateRequest("r", ids_of("Once upon a time"), 40, SamplingParams(seed=1), ignore_eos=True)
+
+
+def test_the_share_of_right_guesses_is_learnt_by_kind_and_over_requests() -> None:
+    everybody = Acceptance()
+    mine = Acceptance(everybody)
+    for _ in range(100):
+        mine.note(kind_of(20), is_right=True)
+        mine.note(kind_of(3), is_right=False)
+    assert mine.share(kind_of(20)) > 0.9 and mine.share(kind_of(3)) < 0.05
+    another = Acceptance(everybody)
+    assert another.share(kind_of(20)) > FIRST[kind_of(20)] and another.share(kind_of(3)) < FIRST[kind_of(3)]
+    assert another.share(kind_of(0)) < FIRST[0], "what nobody has judged counts less, not more"
+
+
+def _windows(worth: Worth, plain_s: float, drafting_s: float, count: int) -> list[bool]:
+    """Whether drafts were allowed in each window. plain_s, drafting_s: seconds of a token."""
+    now, allowed = 0.0, []
+    worth.note(now, 1, 1, drafted=False)
+    for _ in range(count):
+        drafts = worth.may_draft
+        allowed.append(drafts)
+        for _ in range(DRAFT_TOKENS if drafts else PLAIN_TOKENS):
+            now += drafting_s if drafts else plain_s
+            worth.note(now, 1, 1, drafted=drafts)
+    return allowed
+
+
+def test_the_slower_way_is_left_and_tried_again() -> None:
+    loses = _windows(Worth(), plain_s=0.01, drafting_s=0.02, count=50)
+    assert loses[:2] == [True, False] and sum(loses) <= 2 + 50 // TRY_OTHER
+    assert any(loses[2:]), "it may pay later"
+    gains = _windows(Worth(), plain_s=0.02, drafting_s=0.01, count=50)
+    assert sum(gains) >= 50 - 2 - 50 // TRY_OTHER and not all(gains)
+
+
+def test_frames_without_drafts_say_how_fast_the_ring_is_without_them() -> None:
+    worth = Worth()
+    now = 0.0
+    for _ in range(10 * DRAFT_TOKENS):
+        now += 0.01
+        worth.note(now, 1, 1, drafted=False)
+    assert worth.may_draft and worth._speeds[1].plain == pytest.approx(100) and not worth._speeds[1].drafting
+
+
+def test_nothing_is_drafted_before_a_lap_is_known_and_little_at_first() -> None:
+    pace = Pace(2)
+    assert pace.drafts(1, 0.95) == (1, 1)
+    for _ in range(10):
+        pace.decoded(1, 0.02, [0.01, 0.01], 0.0)
+    assert pace.drafts(1, 0.95)[0] <= 2, "the cost of further tokens is not known"
+    for _ in range(5):
+        pace.drafted(1, 2, [0.0101, 0.0101])
+    assert pace.drafts(1, 0.95)[0] > 2
+    for _ in range(200):
+        pace.drafted(1, 2, [0.03, 0.03])
+    assert pace.drafts(1, 0.3)[0] == 1, "dear tokens that are seldom right"
+
+
+class Failing:
+    def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
+        raise RuntimeError("no guess")
+
+
+def test_a_drafter_that_fails_ends_no_request() -> None:
+    ring = HeldRing(make_source=lambda _: Failing())
+    ring.driver.drafts.cuts_back = 31
+    assert said(ring.ask(REQUEST)) == alone(REQUEST)[0]
+
+
+@pytest.mark.parametrize(("drafts", "cuts_back"), [(False, 31), (True, 0)])
+def test_a_request_that_wants_none_and_a_stage_that_cannot_cut_back_get_no_drafts(drafts: bool, cuts_back: int) -> None:
+    expected, ids = alone(REQUEST)
+    oracle = Oracle([*REQUEST.prompt_ids, *ids], 1.0, random.Random(1))
+    ring = HeldRing(make_source=lambda _: oracle)
+    ring.driver.drafts.change(ChancePace(1, random.Random(1)))
+    ring.driver.drafts.cuts_back = cuts_back
+    assert said(ring.ask(replace(REQUEST, drafts=drafts))) == expected
+    assert max(ring.rows[1:]) == 1 and not sum(ring.driver.drafts.tally.accepted)
+
+
+def test_right_guesses_save_laps_and_the_last_event_counts_them() -> None:
+    _, ids = alone(REQUEST)
+    oracle = Oracle([*REQUEST.prompt_ids, *ids], 1.0, random.Random(1))
+    ring = HeldRing(make_source=lambda _: oracle)
+    ring.driver.drafts.change(ChancePace(1, random.Random(1)))
+    ring.driver.drafts.cuts_back = 31
+    answers = ring.ask(REQUEST)
+    last = answers.events[-1]
+    assert ring.laps < 30 and last.accepted == 40 - ring.laps == sum(ring.driver.drafts.tally.accepted)
