@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exo_mesh.rings.runner.scheduling.limits import PREFILL_BUDGET_S
 from exo_mesh.rings.runner.scheduling.pace import CHUNKS
-from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_BUDGET_S
 from tests.mesh.discovery.netns import Host, Network, measured, why_not
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.dummy_oracle import dummy_text

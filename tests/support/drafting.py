@@ -31,7 +31,7 @@ class ChancePace(Pace):
 
 
 class Oracle:
-    """Knows what each request says without drafts, and is right with a probability. See Source."""
+    """Knows what each request says without drafts, and is right with a probability. See DraftSource."""
 
     def __init__(self, text: Sequence[int], right: float, chance: random.Random) -> None:
         self._text = text

@@ -19,7 +19,7 @@ from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.grammars import Grammars
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
-from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.weights.store import ModelStore
 from tests.support.serving import Answers

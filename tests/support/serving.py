@@ -24,7 +24,7 @@ from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.mailbox import CallerUpdate, Mailbox
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
-from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.wire.proto import driver_pb2 as pb
 

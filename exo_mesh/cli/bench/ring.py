@@ -25,7 +25,7 @@ from exo_mesh.cli.bench.raw_grpc import RawStream, raw_stream
 from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
 from exo_mesh.domain.plan import Plan
-from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK as CHUNK
+from exo_mesh.rings.runner.scheduling.limits import PREFILL_CHUNK as CHUNK
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.security.secret import new_secret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,10 +38,11 @@ from exo_mesh.rings.runner.prefix.digest import DigestMaker
 from exo_mesh.rings.runner.prefix.disk_index import DiskIndex
 from exo_mesh.rings.runner.queue_places import QueuePlaces
 from exo_mesh.rings.runner.replays import Replays
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.memory_reports import most_pressed, room, shares_from
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
-from exo_mesh.rings.runner.scheduling.sequence import Sequence, SequenceIds, Work
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
+from exo_mesh.rings.runner.scheduling.sequence import SequenceIds, Work, those_that_fit
 from exo_mesh.rings.runner.sequence_starts import SequenceStarts
 
 IDLE_LAP_S = 5.0
@@ -158,7 +159,7 @@ class Driver:
         held = self._came_round(lost)
         if kept_from >= limits.num_stages:
             held = {}
-        held = _that_fit(held, self._scheduler.running, min(limits.max_tokens, self._scheduler.room))
+        held = those_that_fit(held, self._scheduler.running, min(limits.max_tokens, self._scheduler.room))
         in_flight = {row.sequence for work in self._in_flight.values() for row in work.rows}
         self.beginnings.change(limits.num_stages, kept_from, in_flight.union(lost), held)
         self._knows_stages = False
@@ -493,14 +494,3 @@ class Driver:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
         if error is not None:
             self.callers.tell(generation, error)
-
-
-def _that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:
-    """The oldest sequences of `held` that fit into `most` positions at their full length. While they shared positions,
-    more of them may have run: the others must not keep memory while they wait."""
-    fitting: dict[int, int] = {}
-    for sequence in running:
-        most -= len(sequence.tokens)
-        if sequence.id in held and (most >= 0 or not fitting):
-            fitting[sequence.id] = held[sequence.id]
-    return fitting

@@ -36,7 +36,7 @@ from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.group.ranks import RankFiles
 from exo_mesh.rings.runner.inbox import Change
 from exo_mesh.rings.runner.node_link import EXIT_ORPHANED, NodeLink
-from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK
+from exo_mesh.rings.runner.scheduling.limits import PREFILL_CHUNK
 from exo_mesh.rings.runner.stage_setup import DiskSetup, PreparedEngine, StageSetup
 from exo_mesh.rings.runner.worker import Worker
 from exo_mesh.security.credentials import Credentials, RenewedCredentials

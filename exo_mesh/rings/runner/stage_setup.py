@@ -12,7 +12,7 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import MachineMemory, StageEngine
 from exo_mesh.rings.prefix_disk.folder import FileLimits
-from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK
+from exo_mesh.rings.runner.scheduling.limits import PREFILL_CHUNK
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from exo_mesh.rings.runner.inbox import Arrived, Change, Computed, Done, Failed,
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.ring_rest import RingRest
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
-from exo_mesh.rings.runner.scheduling.scheduler import PREFILL_CHUNK, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage, StageResult
 from exo_mesh.rings.runner.stage_setup import PreparedEngine, StageSetup
 from exo_mesh.rings.runner.step_mode import SLOW_S, StepMode, StepModes
@@ -136,8 +136,7 @@ class Worker:
         self._disk = disk_store(setup)
         if setup.is_last and not setup.follows:
             prefix = PrefixCache(len(plan.stages), plan.pool_sequences)
-            disk = disk_index(setup, self._disk)
-            sources = source_maker(setup.draft, engine)
+            disk, sources = disk_index(setup, self._disk), source_maker(setup.draft, engine)
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars, prefix, disk, sources)
         self.engine = engine
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None, disk=self._disk)

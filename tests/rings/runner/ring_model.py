@@ -14,8 +14,9 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
 from exo_mesh.rings.runner.drafting.drafts import Drafts
 from exo_mesh.rings.runner.drafting.foresight import Foresight
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Request
 from exo_mesh.rings.runner.scheduling.sequence import Work
 
@@ -35,7 +36,7 @@ class _Guesses:
 
 
 class _Chance:
-    """Right, which is 0, at a share of all positions. See Source."""
+    """Right, which is 0, at a share of all positions. See DraftSource."""
 
     def __init__(self, seed: int, right: float) -> None:
         self._seed = seed

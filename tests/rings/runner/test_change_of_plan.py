@@ -14,7 +14,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.rings.runner.calls import events_message
 from exo_mesh.rings.runner.inbox import Change
-from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from tests.rings.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, request
 from tests.rings.runner.test_worker import BALLOT, worker_of

@@ -26,7 +26,7 @@ from exo_mesh.rings.runner.engine_thread import EngineThread
 from exo_mesh.rings.runner.inbox import Submit
 from exo_mesh.rings.runner.mailbox import Mailbox
 from exo_mesh.rings.runner.scheduling.kv_budget import KvBudget
-from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.rings.runner.stage_setup import StageSetup
 from exo_mesh.rings.runner.step_mode import StepMode

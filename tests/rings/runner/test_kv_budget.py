@@ -8,8 +8,9 @@ from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.frame import Copy, Frame, Insert, Keep, Op, Remove, Retain, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.rings.runner.scheduling.kv_budget import LOOK_EVERY, KvBudget
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 from tests.rings.runner.test_stage_and_driver import TinyEngine
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence
 
 CHUNK = 512

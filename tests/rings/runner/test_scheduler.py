@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.request import FLEX_PRIORITY
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.queue import FLEX_TURNS
-from exo_mesh.rings.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.scheduler import EVICTION_TURNS, Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 
 

@@ -13,8 +13,9 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import StageInput, StageOutput
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
-from exo_mesh.rings.runner.scheduling.scheduler import Scheduler, SchedulerLimits
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Scheduled
 from exo_mesh.rings.runner.scheduling.sequence import Work
 from exo_mesh.rings.runner.stage import Stage

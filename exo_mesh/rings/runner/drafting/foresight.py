@@ -16,7 +16,7 @@ FORESEEN = LONGEST_DRAFT
 """Tokens that a drafter is asked for at once."""
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """Makes guesses for one sequence; knows neither frames nor rows."""
 
     def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
@@ -28,11 +28,11 @@ class Foresight(msgspec.Struct):
     """What one request is expected to say next. Guesses that are not sent are judged, too, by the tokens that come:
     so it is known without any cost whether sending them would pay.
 
-    expected: guesses for the tokens after the last known one, those that are on their way first. matched: see Source,
+    expected: guesses for the tokens after the last known one, those on their way first. matched: see DraftSource,
     and right guesses since. drafted, accepted: tokens that were sent, and those of them that became output.
     """
 
-    source: Source
+    source: DraftSource
     acceptance: Acceptance
     tally: DraftTally
     expected: list[int] = msgspec.field(default_factory=list)

@@ -11,12 +11,12 @@ from exo_mesh.rings.runner.drafting.suffix import SuffixDrafter
 
 if TYPE_CHECKING:
     from exo_mesh.domain.request import GenerateRequest
-    from exo_mesh.rings.runner.drafting.foresight import Source
+    from exo_mesh.rings.runner.drafting.foresight import DraftSource
 
 MOST_EXPECTED = 4096
 """Tokens of output that an index has room for from the beginning; with more, it is slower."""
 
-SourceMaker = Callable[["GenerateRequest"], "Source"]
+SourceMaker = Callable[["GenerateRequest"], "DraftSource"]
 
 
 class EngineSource:
@@ -26,7 +26,7 @@ class EngineSource:
         self._engine = engine
 
     def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
-        """See Source."""
+        """See DraftSource."""
         return self._engine.draft([*tokens, *ahead], most), 0
 
 
@@ -40,10 +40,10 @@ def source_maker(wanted: str, engine: StageEngine) -> SourceMaker | None:
     return _suffix
 
 
-def _of_engine(engine: DraftingEngine, _request: GenerateRequest) -> Source:
+def _of_engine(engine: DraftingEngine, _request: GenerateRequest) -> DraftSource:
     return EngineSource(engine)
 
 
-def _suffix(request: GenerateRequest) -> Source:
+def _suffix(request: GenerateRequest) -> DraftSource:
     num_expected = len(request.prompt_ids) + min(request.max_tokens, MOST_EXPECTED)
     return SuffixDrafter(num_expected, request.expected_ids)

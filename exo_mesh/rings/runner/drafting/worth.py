@@ -20,7 +20,7 @@ MOST_KNOWN = 64
 """Numbers of running requests whose speeds are known."""
 
 
-class Speeds(msgspec.Struct):
+class WindowSpeeds(msgspec.Struct):
     """Tokens a second with one number of running requests: plain, and with drafts; 0.0: unknown."""
 
     plain: float = 0.0
@@ -50,7 +50,7 @@ class Worth:
     """Measures in windows of some tokens, in which the same number of requests runs and no prompt is computed."""
 
     def __init__(self) -> None:
-        self._speeds: dict[int, Speeds] = {}
+        self._speeds: dict[int, WindowSpeeds] = {}
         self._rows = 0
         self._began = 0.0
         self._tokens = 0
@@ -76,7 +76,7 @@ class Worth:
         self._began, self._rows, self._tokens, self._drafted = now, rows, 0, False
         self.may_draft = rows not in self._speeds or self._speeds[rows].may_draft
 
-    def _known(self, rows: int) -> Speeds:
+    def _known(self, rows: int) -> WindowSpeeds:
         if rows not in self._speeds and len(self._speeds) >= MOST_KNOWN:
             self._speeds.clear()
-        return self._speeds.setdefault(rows, Speeds())
+        return self._speeds.setdefault(rows, WindowSpeeds())

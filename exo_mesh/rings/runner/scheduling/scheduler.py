@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol
 
-import msgspec
-
-from exo_mesh.domain.footprint import MOST_CHUNK_TOKENS, MOST_SEQUENCES
-from exo_mesh.domain.frame import LONGEST_DRAFT, Row
+from exo_mesh.domain.frame import LONGEST_DRAFT
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.rings.runner.scheduling.chunk_shares import chunk_of, deal_chunk
+from exo_mesh.rings.runner.scheduling.decode_rows import Drafter, decode_rows, row_ahead
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
 from exo_mesh.rings.runner.scheduling.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue, is_flex
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
-
-PREFILL_CHUNK = MOST_CHUNK_TOKENS
-"""Most tokens of a prefill frame, unless a setting asks for less."""
-
-PREFILL_BUDGET_S = 0.25
-"""Longest delay that a chunk's lap may cause for the streams that run beside it."""
-
-PREFILL_ALONE_S = 1.0
-"""Longest lap of a chunk while nothing streams: a new request waits for the chunks that are on their way."""
 
 LOGIT_ROWS_BESIDE = 32
 """Most positions of prompts whose logits one frame asks for beside running streams: the driver takes about 1 ms for
@@ -44,33 +32,7 @@ EXPECT_TURNS = 8
 """Decode frames between two lookups of what the first waiting sequence would share: a long prompt takes 0.1 ms."""
 
 
-class SchedulerLimits(msgspec.Struct, frozen=True):
-    """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
-    beside running streams, prefill_alone_s: where there are none. max_rows: decode rows of one frame. max_running,
-    max_waiting: requests. max_tokens: positions that all running sequences may hold together as planned, except that
-    one alone may hold more."""
-
-    num_stages: int
-    prefill_chunk: int = PREFILL_CHUNK
-    prefill_budget_s: float = PREFILL_BUDGET_S
-    prefill_alone_s: float = PREFILL_ALONE_S
-    max_rows: int = 32
-    max_running: int = MOST_SEQUENCES
-    max_waiting: int = 32
-    max_tokens: int = 2**31
-
-
 _last_turn = attrgetter("last_turn")
-
-
-class Drafter(Protocol):
-    """Says what to draft. cuts_at_rows: see Capabilities; of any stage."""
-
-    cuts_at_rows: bool
-
-    def propose(self, sequence: Sequence, num_decoding: int, most: int) -> Ordered[int]:
-        """The tokens to send behind those that are known or on their way, at most `most`; none if that does not pay
-        while so many sequences decode."""
 
 
 @dataclass(slots=True)
@@ -431,11 +393,7 @@ class Scheduler:
     def token_drawn(self, sequence: Sequence, *token_ids: int) -> None:
         """Note a token drawn from a row that came round, and the tokens that must follow it, or output that was known
         before; the sequence can take its next step."""
-        last, refusals = len(sequence.tokens) - 1, sequence.refusals
         sequence.extend(token_ids)
-        sent = sequence.computed if sequence.refusals > refusals else max(last, sequence.computed)
-        left = len(sequence.tokens) - 1 - sent
-        sequence.forced = max(0, min(left, LONGEST_DRAFT - 1))
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
             self._held += len(token_ids)
@@ -497,13 +455,8 @@ class Scheduler:
         if self.drafter is None or not 0 < len(decoding) < self.limits.num_stages:
             return None
         for sequence in decoding:
-            is_all_sent = sequence.computed == len(sequence.tokens) + len(sequence.ahead)
-            if sequence.on_way and is_all_sent and not (sequence.is_judging or sequence.parked):
-                draft = self._draft(sequence, len(decoding))
-                if draft:
-                    row = Row(sequence.id, sequence.computed, len(draft), num_logits=len(draft), drafted=True)
-                    self._sent(sequence, row, draft)
-                    return Work((row,), draft, drawing=(sequence,), goes_ahead=True)
+            if sequence.may_go_ahead and (draft := self._draft(sequence, len(decoding))):
+                return row_ahead(sequence, draft, self._turn, at_rows=self.drafter.cuts_at_rows)
         return None
 
     def _draft(self, sequence: Sequence, num_decoding: int) -> tuple[int, ...]:
@@ -512,39 +465,16 @@ class Scheduler:
         most = min(LONGEST_DRAFT - 1 - sequence.forced, self.max_tokens - self._held - len(sequence.ahead))
         return tuple(self.drafter.propose(sequence, num_decoding, most)) if most > 0 else ()
 
-    def _sent(self, sequence: Sequence, row: Row, draft: Ordered[int]) -> None:
-        """Note a decode row on its way, with all known tokens that were left and these drafts."""
-        if self.drafter is not None and self.drafter.cuts_at_rows and draft:
-            sequence.starts.append(row.pos0)
-            del sequence.starts[:-LONGEST_DRAFT]
-        sequence.on_way += 1
-        sequence.ahead += draft
-        sequence.computed = len(sequence.tokens) + len(sequence.ahead)
-        sequence.last_turn = self._turn
-        sequence.forced = 0
-
     def _decode_batch(self, ready: list[Sequence], share: int, num_decoding: int) -> Work:
         chosen = ready
         if len(ready) > 1:
             # the sequence that waited longest comes first; one big batch would leave all but one stage idle
             ready.sort(key=_last_turn)
             chosen = ready[: max(1, min(share, self.limits.max_rows))]
-        drafts = {}
-        if self.drafter is not None:
-            drafts = {sequence.id: self._draft(sequence, num_decoding) for sequence in chosen}
-        if len(chosen) > 1:  # an engine may want rows of one length side by side
-            chosen.sort(key=lambda one: one.forced + len(drafts.get(one.id, ())))
         self._turn += 1
         self._age += 1
         self._decodes.append(len(chosen))
-        rows: list[Row] = []
-        token_ids: list[int] = []
-        for sequence in chosen:
-            n = 1 + sequence.forced
-            draft = drafts.get(sequence.id, ())
-            row = Row(sequence.id, len(sequence.tokens) - n, n + len(draft), num_logits=1 + len(draft))
-            rows.append(row)
-            token_ids += sequence.tokens[-n:]
-            token_ids += draft
-            self._sent(sequence, row, draft)
-        return Work(tuple(rows), tuple(token_ids), drawing=tuple(chosen))
+        if self.drafter is None:
+            return decode_rows(chosen, {}, self._turn, at_rows=False)
+        drafts = {sequence.id: self._draft(sequence, num_decoding) for sequence in chosen}
+        return decode_rows(chosen, drafts, self._turn, at_rows=self.drafter.cuts_at_rows)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from exo_mesh.domain.frame import Row
+from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.domain.images import PictureSpec, content_of_prompt
 
 
@@ -112,14 +112,23 @@ class Sequence(msgspec.Struct):
         """Positions sent round for computing whose tokens are known to be right."""
         return min(self.computed, len(self.tokens))
 
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether drafts may follow behind the rows that are on their way: all that is known has been sent."""
+        is_all_sent = self.computed == len(self.tokens) + len(self.ahead)
+        return self.on_way > 0 and is_all_sent and not (self.is_judging or self.parked)
+
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add output. Drafts that say otherwise are refused, with all rows behind them."""
+        last, refusals = len(self.tokens) - 1, self.refusals
         for token_id in token_ids:
             if self.ahead and self.ahead[0] == token_id:
                 del self.ahead[0]
             elif self.ahead:
                 self._refuse()
             self.tokens.append(token_id)
+        sent = self.computed if self.refusals > refusals else max(last, self.computed)
+        self.forced = max(0, min(len(self.tokens) - 1 - sent, LONGEST_DRAFT - 1))
 
     def _refuse(self) -> None:
         """Forget the drafts that are on their way: the next row begins where they differ from what was drawn, or where
@@ -216,3 +225,14 @@ class SequenceIds(msgspec.Struct):
         """Take an id."""
         self.last += 1
         return self.last
+
+
+def those_that_fit(held: Mapping[int, int], running: Iterable[Sequence], most: int) -> dict[int, int]:
+    """The oldest sequences of `held` that fit into `most` positions at their full length. While they shared positions,
+    more of them may have run: the others must not keep memory while they wait."""
+    fitting: dict[int, int] = {}
+    for sequence in running:
+        most -= len(sequence.tokens)
+        if sequence.id in held and (most >= 0 or not fitting):
+            fitting[sequence.id] = held[sequence.id]
+    return fitting

@@ -11,7 +11,7 @@ from exo_mesh.engine.contract import StageEngine
 from exo_mesh.rings.runner.driver import Driver
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.prefix.index import BLOCK_TOKENS
-from exo_mesh.rings.runner.scheduling.scheduler import SchedulerLimits
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.stage import Stage
 from tests.rings.runner.test_stage_and_driver import BALLOT, Caller, Ring, ids, request
 
