@@ -21,7 +21,9 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageEngine
 from exo_mesh.rings.runner.calls import events_message
+from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.driver import Driver
+from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.mailbox import CallerUpdate, Mailbox
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
@@ -89,6 +91,7 @@ class ServingRing:
         *,
         computing_s: Sequence[float] | None = None,
         prefix: PrefixCache | None = None,
+        make_source: SourceMaker | None = None,
         **limits: float,
     ) -> None:
         self.engines = engines
@@ -103,7 +106,9 @@ class ServingRing:
         self._stages = [Stage(engine, index) for index, engine in enumerate(engines)]
         self._inboxes: list[deque[Frame]] = [deque() for _ in engines]
         self.limits = SchedulerLimits(len(engines), **limits)  # type: ignore[arg-type]
-        self.driver = Driver(BALLOT, self.limits, self._sent, prefix=prefix)
+        self.driver = Driver(BALLOT, self.limits, self._sent, prefix=prefix, make_source=make_source)
+        self._draw_one = self.driver.outputs._draw_one
+        self.driver.outputs._draw_one = self._note  # type: ignore[method-assign]
         self._ballot = BALLOT
 
     def submit(self, prompt: Tokens, tokens: int, **fields: object) -> Asked:
@@ -148,8 +153,6 @@ class ServingRing:
         if stage < len(self._stages) - 1:
             self._inboxes[stage + 1].append(frame)
             return True
-        if result.logits is not None:
-            self._note(frame, result.logits)
         self.driver.returned(frame, result.logits)
         self.driver.callers.deliver()
         return True
@@ -203,16 +206,10 @@ class ServingRing:
         self.frames.append(frame)
         self._inboxes[0].append(frame)
 
-    def _note(self, frame: Frame, logits: np.ndarray) -> None:
-        """Keep the logits of a row whose request is still there, as the driver will draw from them."""
-        stop = 0
-        for row in frame.rows:
-            stop += row.num_logits
-            generation = self.driver._live.get(row.sequence)
-            if not row.num_logits or generation is None:
-                continue
-            if row.pos0 >= generation.sequence.scores or generation.sequence.ends_with(row):
-                self.asked[generation.request.request_id].logits.append(logits[stop - 1].copy())
+    def _note(self, generation: Generation, logits: np.ndarray) -> None:
+        """Keep the logits from which the driver draws a token."""
+        self.asked[generation.request.request_id].logits.append(logits.copy())
+        self._draw_one(generation, logits)
 
 
 def load_stages(

@@ -54,7 +54,7 @@ class Outputs:
     def draw(self, frame: Frame, logits: np.ndarray, stale: Collection[int] = ()) -> None:
         """Take the logits of the rows that want them, float32 `[sum(num_logits), vocab]`: draw tokens from them, or
         score the positions of a row if they are of a prompt. stale: sequences whose rows follow a refused draft."""
-        stop = 0
+        stop, self._drafts.num_ids = 0, logits.shape[-1]
         for row in frame.rows:
             stop += row.num_logits
             if row.num_logits and (generation := self._live.get(row.sequence)) is not None:

@@ -162,7 +162,7 @@ class DraftingModel(RingModel):
         self.guesses: dict[int, _Guesses] = {}
         self.drafts = Drafts(self.guesses, self.pace, lambda _: None)  # type: ignore[arg-type]
         self._before = 0
-        self.drafts.cuts_back = 2**31
+        self.drafts.cuts_back = self.drafts.num_ids = 2**31
         self.scheduler.drafter = self.drafts
 
     def submit(self, request: Request, output: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from exo_mesh.domain.frame import StageReport
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
@@ -32,6 +33,8 @@ class Drafts:
         """Positions that every stage can cut back: so many drafts of a sequence may be unjudged."""
         self.cuts_at_rows = False
         """See Capabilities; of any stage. Accepted tokens in a row with a refused draft are then sent again."""
+        self.num_ids = 0
+        """Token ids that the model has, as its logits say: none is drafted before they are known, and no other."""
         self.tally = DraftTally()
         self.worth = Worth()
 
@@ -68,7 +71,7 @@ class Drafts:
         if not self.worth.may_draft or sequence.on_way >= num_frames:
             return ()
         wanted = num_tokens if sequence.on_way else num_tokens - 1
-        draft = foresight.expected[num_ahead : num_ahead + min(most, wanted)]
+        draft = list(takewhile(self.num_ids.__gt__, foresight.expected[num_ahead : num_ahead + min(most, wanted)]))
         foresight.drafted += len(draft)
         return draft
 

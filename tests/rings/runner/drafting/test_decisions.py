@@ -13,7 +13,7 @@ from exo_mesh.rings.runner.drafting.acceptance import FIRST, Acceptance, kind_of
 from exo_mesh.rings.runner.drafting.worth import DRAFT_TOKENS, PLAIN_TOKENS, TRY_OTHER, Worth
 from exo_mesh.rings.runner.scheduling.pace import Pace
 from tests.support.drafting import ChancePace, Oracle, alone, said
-from tests.support.held import HeldRing, ids_of
+from tests.support.held import PADDED, HeldRing, ids_of
 
 REQUEST = GenerateRequest("r", ids_of("Once upon a time"), 40, SamplingParams(seed=1), ignore_eos=True)
 
@@ -94,6 +94,18 @@ def test_a_request_that_wants_none_and_a_stage_that_cannot_cut_back_get_no_draft
     ring.driver.drafts.cuts_back = cuts_back
     assert said(ring.ask(replace(REQUEST, drafts=drafts))) == expected
     assert max(ring.rows[1:]) == 1 and not sum(ring.driver.drafts.tally.accepted)
+
+
+class Nonsense:
+    def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
+        return [PADDED, PADDED + 1, 10**9][:most], 0
+
+
+def test_no_token_is_drafted_that_the_model_does_not_have() -> None:
+    ring = HeldRing(make_source=lambda _: Nonsense())
+    ring.driver.drafts.change(ChancePace(1, random.Random(1)))
+    ring.driver.drafts.cuts_back = 31
+    assert said(ring.ask(REQUEST)) == alone(REQUEST)[0] and max(ring.rows[1:]) == 1
 
 
 def test_right_guesses_save_laps_and_the_last_event_counts_them() -> None:

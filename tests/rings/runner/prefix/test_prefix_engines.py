@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from exo_mesh.engine.contract import StageEngine
+from exo_mesh.rings.runner.drafting.sources import SourceMaker
 from exo_mesh.rings.runner.prefix.cache import PrefixCache
 from tests.engines.serving_ways import (
     DETERMINISTIC,
@@ -118,6 +119,9 @@ class PromptTree:
 class PrefixStory:
     """One random schedule on one ring."""
 
+    make_source: SourceMaker | None = None
+    """Where its requests draft from."""
+
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench, self.rng = bench, random.Random(seed)
         engines = bench.stages(self.rng.choice(EVEN_CUTS if bench.way.architecture == "lfm2" else CUTS))
@@ -129,7 +133,7 @@ class PrefixStory:
         }
         self.before = [engine.memory_bytes() for engine in engines]
         times = [1e-4] * len(engines)
-        self.ring = ServingRing(engines, computing_s=times, prefix=self.cache, **limits)
+        self.ring = ServingRing(engines, computing_s=times, prefix=self.cache, make_source=self.make_source, **limits)
         self.tree, self.cancelled, self.happened = PromptTree(self.rng), set[str](), Counter[str]()
 
     def act(self) -> None:
@@ -204,11 +208,11 @@ LIBRARY_COST = 5
 """A schedule takes about so many times longer with MLX, torch or a model with windows than with NumPy."""
 
 
-def run_stories(bench: Bench, first: int, count: int) -> Counter[str]:
+def run_stories(bench: Bench, first: int, count: int, kind: type[PrefixStory] = PrefixStory) -> Counter[str]:
     happened = Counter[str]()
     for seed in range(first, first + count):
         try:
-            happened += PrefixStory(bench, seed).run(40)
+            happened += kind(bench, seed).run(40)
         except BaseException as exc:
             exc.add_note(f"{bench.way.name}: EXO_MESH_TEST_SEED={seed} repeats this schedule as the first one")
             raise
