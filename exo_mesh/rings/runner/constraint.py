@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +44,11 @@ class Constraint:
         self._eos: frozenset[int] = frozenset()
         self._allowed: Allowed | None = None
         self._making: Future[None] | None = None
+        self.foreseen: list[int] = []
+        """Guesses of the next tokens that the grammar allows: what may come after each of them is known once `is_ready`
+        is true."""
+        self._later: list[Allowed] = []
+        """What may come after each of these."""
         self._is_untried = not request.resume_ids
         self.is_complete = False
         """True when nothing can follow the output: the request ends."""
@@ -50,9 +56,9 @@ class Constraint:
             self._making = grammars.begin(self._begin)
 
     @property
-    def may_draft(self) -> bool:
-        """Whether guesses of the next tokens make sense: not where most of them would be against a grammar."""
-        return self._matcher is None and self._beginning is None
+    def limits_drafts(self) -> bool:
+        """Whether only the guesses in `foreseen` may be sent."""
+        return self._request.grammar is not None or bool(self._request.begins_with)
 
     @property
     def is_ready(self) -> bool:
@@ -81,15 +87,20 @@ class Constraint:
             self._thought.add(token_id)
         if self._matcher is not None and not self._matcher.consume_token(token_id):
             raise self._broken(self._matcher)
+        self._allowed = None
+        if self._later and self.foreseen[0] == token_id:
+            del self.foreseen[0]
+            self._allowed = self._later.pop(0)
+        else:
+            self.foreseen, self._later = [], []
         if self._beginning is not None:
             self._beginning.accept(token_id)
             if self._beginning.is_done:
                 self._beginning = None
 
     def follow(self, room: int) -> list[int]:
-        """The tokens that must come next, at most `room`; they count as output from now on. Then starts to compute what
-        may come after them. With log-probabilities the list is empty, because each token needs its own row. Raises a
-        MeshError."""
+        """The tokens that must come next, at most `room`; they count as output from now on. `prepare` must follow. With
+        log-probabilities the list is empty, because each token needs its own row. Raises a MeshError."""
         self._settle()
         forced: list[int] = []
         while not self.is_complete and (ids := self._must_come()):
@@ -100,12 +111,21 @@ class Constraint:
             else:
                 self.accept(ids[0])
                 forced.append(ids[0])
-        self._allowed = None
         if self._matcher is not None and not self.is_complete:
             self._check(self._matcher)
-        if (self._matcher is not None or self._beginning is not None) and not self.is_complete:
-            self._making = self._grammars.submit(self._make_mask)
         return forced
+
+    def prepare(self, guesses: Sequence[int] = ()) -> None:
+        """Start to compute what may come next, and after each of these guesses as far as the grammar allows them,
+        unless that is known."""
+        if self.is_complete or self._making is not None or self._allowed is not None:
+            return
+        if self._matcher is None and self._beginning is None:
+            return
+        if self._matcher is not None and self._beginning is None and guesses:
+            known = list(takewhile(self._grammars.num_ids.__gt__, guesses))
+            self.foreseen = known[: self._matcher.validate_tokens(known)] if known else []
+        self._making = self._grammars.submit(self._make_masks)
 
     def _must_come(self) -> Sequence[int]:
         if ids := self._end_of_thought():
@@ -143,6 +163,26 @@ class Constraint:
         if resume_ids and not matcher.consume_tokens(resume_ids):
             raise InputError(f"the grammar does not accept the output so far: {one_line(matcher.get_error())}")
         self._matcher, self._eos = matcher, eos_ids
+
+    def _make_masks(self) -> None:
+        self._make_mask()
+        if self._matcher is None or not self.foreseen:
+            return
+        consumed = 0
+        for token_id in [] if self.is_complete else self.foreseen:
+            if not self._matcher.consume_token(token_id):
+                break
+            consumed += 1
+            if self._matcher.is_error() or self._matcher.is_stopped() or self._matcher.is_accepting():
+                break  # the output may end there: that is looked at when it has come so far
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
+            if self._matcher.is_error() or not allowed.any():
+                break
+            self._later.append(allowed)
+        if consumed and not self._matcher.rollback(consumed):
+            raise EngineError("the grammar cannot go back to where it was before the guesses")
+        del self.foreseen[len(self._later) :]
 
     def _make_mask(self) -> None:
         allowed = None if self._matcher is None else self._first_or_later(self._matcher)

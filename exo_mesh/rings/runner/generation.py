@@ -89,7 +89,7 @@ class Generation(msgspec.Struct):
     @property
     def may_draft(self) -> bool:
         """Whether guesses may be sent now: not before the output begins that a grammar or a text decides."""
-        return self.constraint is None or (self.constrained and not self.forced and self.constraint.may_draft)
+        return self.constraint is None or (self.constrained and not self.forced)
 
     @property
     def max_positions(self) -> int:

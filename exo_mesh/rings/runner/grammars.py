@@ -96,6 +96,11 @@ class Grammars:
             raise error
         return matcher, frozenset(tokenizer.eos_tokens)
 
+    @property
+    def num_ids(self) -> int:
+        """Token ids that a matcher knows: it breaks at another one."""
+        return 0 if self._tokenizer is None else int(self._tokenizer.vocab_size)
+
     def note_failure(self, spec: GrammarSpec, error: MeshError) -> None:
         """Remember for a minute that a grammar cannot be used at all, so that `matcher` raises this error at once."""
         self._failures.note(_question(spec), error)

@@ -195,6 +195,7 @@ class Outputs:
             self._end(generation.sequence.id, None)
             return
         self._scheduler.token_drawn(generation.sequence, *token_ids)
+        self._drafts.prepare(generation)
         if generation.mailbox.backlog >= PARK_AT:
             generation.mailbox.parked = generation.sequence.parked = True
 
@@ -217,8 +218,9 @@ class Outputs:
         assert generation.constraint is not None, "it has begun"
         if generation.constraint.is_complete or (forced and not generation.sequence.decoding):
             self._put_out(generation, generation.add((), forced), num_drawn=0)
-        elif forced:
+        else:
             generation.forced = forced
+            self._drafts.prepare(generation)
         if generation.late:
             self._draw_late(generation)
 

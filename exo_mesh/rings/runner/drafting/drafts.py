@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 
-from exo_mesh.domain.frame import StageReport
+from exo_mesh.domain.frame import LONGEST_DRAFT, StageReport
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
 from exo_mesh.rings.runner.drafting.foresight import Foresight
 from exo_mesh.rings.runner.drafting.sources import SourceMaker
@@ -65,6 +65,8 @@ class Drafts:
         left = generation.request.max_tokens - generation.index - 1
         unjudged = num_ahead + (1 + sequence.forced if self.cuts_at_rows else 0)
         most = min(most, self.cuts_back - unjudged, left - num_ahead)
+        if (constraint := generation.constraint) is not None and constraint.limits_drafts:
+            most = min(most, len(constraint.foreseen) - num_ahead)
         if most <= 0 or not (share := self._look(generation, foresight)):
             return ()
         num_tokens, num_frames = self.pace.drafts(num_decoding, share)
@@ -74,6 +76,19 @@ class Drafts:
         draft = list(takewhile(self.num_ids.__gt__, foresight.expected[num_ahead : num_ahead + min(most, wanted)]))
         foresight.drafted += len(draft)
         return draft
+
+    def prepare(self, generation: Generation) -> None:
+        """Let the grammar of a request look at what comes next, and at the guesses that may be sent soon."""
+        constraint, foresight = generation.constraint, generation.foresight
+        if constraint is None:
+            return
+        guesses: list[int] = []
+        is_drafting = foresight is not None and self.cuts_back and self.worth.may_draft and not generation.forced
+        if is_drafting and foresight is not None and constraint.limits_drafts:
+            share = self._look(generation, foresight)
+            num_tokens, num_frames = self.pace.drafts(1, share) if share else (1, 1)
+            guesses = foresight.expected[: min(num_tokens * num_frames - 1, LONGEST_DRAFT)]
+        constraint.prepare(guesses)
 
     def _look(self, generation: Generation, foresight: Foresight) -> float:
         """See Foresight.look. A request whose drafter fails goes on without drafts."""

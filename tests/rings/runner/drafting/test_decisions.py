@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams
 from exo_mesh.rings.runner.drafting.acceptance import FIRST, Acceptance, kind_of
 from exo_mesh.rings.runner.drafting.worth import DRAFT_TOKENS, PLAIN_TOKENS, TRY_OTHER, Worth
 from exo_mesh.rings.runner.scheduling.pace import Pace
@@ -117,3 +118,18 @@ def test_right_guesses_save_laps_and_the_last_event_counts_them() -> None:
     answers = ring.ask(REQUEST)
     last = answers.events[-1]
     assert ring.laps < 30 and last.accepted == 40 - ring.laps == sum(ring.driver.drafts.tally.accepted)
+
+
+def test_guesses_that_a_grammar_forbids_are_not_sent_and_others_save_laps() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "minLength": 30, "maxLength": 60}}}
+    request = replace(REQUEST, max_tokens=100, grammar=GrammarSpec("json_schema", json.dumps(schema)), ignore_eos=False)
+    expected, ids = alone(request)
+    laps = {}
+    for right in (1.0, 0.0):
+        oracle = Oracle([*request.prompt_ids, *ids], right, random.Random(1))
+        ring = HeldRing(make_source=lambda _, oracle=oracle: oracle)  # type: ignore[misc]
+        ring.driver.drafts.change(ChancePace(1, random.Random(1)))
+        ring.driver.drafts.cuts_back = 31
+        assert said(ring.ask(request)) == expected
+        laps[right] = ring.laps
+    assert laps[1.0] < 0.7 * laps[0.0]
