@@ -35,6 +35,8 @@ def test_the_newest_comes_first_and_details_are_bounded() -> None:
         "prompt_tokens": 3,
         "error_message": "",
         "cached_tokens": 0,
+        "accepted_drafts": 0,
+        "rejected_drafts": 0,
         "output_tokens": 11,
         "ttft_s": 0.5,
         "duration_s": 2.0,

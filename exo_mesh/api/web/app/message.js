@@ -67,6 +67,7 @@ function Foot({ message, acts, text, isRunning }) {
   const figures = [
     message.tokens > 0 && t("chat.tokens", { n: number(message.tokens) }),
     message.speed && t("chat.speed", { n: number(message.speed, 1) }),
+    perLap(message.usage) && t("chat.per_lap", { n: number(perLap(message.usage), 1) }),
     message.ttft !== null && message.ttft !== undefined && t("chat.first", { time: seconds(message.ttft) }),
   ].filter(Boolean);
   return html`<footer>
@@ -99,6 +100,12 @@ function Reasoning({ text, isGrowing }) {
 function ToolCall({ call, result }) {
   return html`<details class="call" open=${!result}><summary>${t(result ? "chat.called" : "chat.call", { name: call.name })}</summary><pre>${pretty(call.arguments)}</pre>
     ${result && html`<pre class="result">${pretty(result.content).slice(0, 4000)}</pre>`}</details>`;
+}
+
+/** Tokens per lap of the ring, if drafts made it more than one; else null. */
+export function perLap(usage) {
+  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+  return accepted > 0 ? usage.completion_tokens / Math.max(1, usage.completion_tokens - accepted) : null;
 }
 
 function pretty(text) {

@@ -76,7 +76,7 @@ function Table({ rows, choose }) {
     <thead><tr><th>${t("requests.ended")}</th><th>${t("chat.model")}</th><th>${t("requests.outcome")}</th><th class="n">${t("requests.tokens")}</th>
       <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th><th>${t("who.label")}</th><th>${t("traces.trace")}</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.request_id}><td>${clock(row.ended_at)}</td><td>${row.model}</td>
-      <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)}${row.cached_tokens ? ` (${t("requests.cached", { n: number(row.cached_tokens) })})` : ""} + ${number(row.output_tokens)}</td>
+      <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)}${row.cached_tokens ? ` (${t("requests.cached", { n: number(row.cached_tokens) })})` : ""} + ${number(row.output_tokens)}${row.accepted_drafts ? ` (${t("requests.drafted", { n: number(row.accepted_drafts) })})` : ""}</td>
       <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td>
       <td>${row.stages?.length ? html`<div class="computed-by"><${Stages} stages=${row.stages} /></div>` : "–"}</td>
       <td>${row.trace_id ? html`<button type="button" onClick=${() => choose(row.trace_id)}>${t("traces.show")}</button>` : "–"}</td></tr>`)}</tbody>

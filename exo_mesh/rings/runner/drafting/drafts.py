@@ -8,9 +8,8 @@ from itertools import takewhile
 
 from exo_mesh.domain.frame import LONGEST_DRAFT, StageReport
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance
-from exo_mesh.rings.runner.drafting.foresight import Foresight
+from exo_mesh.rings.runner.drafting.foresight import DraftTally, Foresight
 from exo_mesh.rings.runner.drafting.sources import SourceMaker
-from exo_mesh.rings.runner.drafting.tally import DraftTally
 from exo_mesh.rings.runner.drafting.worth import Worth
 from exo_mesh.rings.runner.generation import Generation
 from exo_mesh.rings.runner.scheduling.pace import Pace

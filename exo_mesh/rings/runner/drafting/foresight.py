@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from exo_mesh.domain.frame import LONGEST_DRAFT
+from exo_mesh.domain.runner.heartbeat import DRAFT_POSITIONS
 from exo_mesh.rings.runner.drafting.acceptance import Acceptance, kind_of
-from exo_mesh.rings.runner.drafting.tally import DraftTally
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as RingSequence
 
 FORESEEN = LONGEST_DRAFT
@@ -22,6 +23,23 @@ class DraftSource(Protocol):
     def draft(self, tokens: Sequence[int], ahead: Sequence[int], most: int) -> tuple[list[int], int]:
         """Up to `most` tokens that may come after `tokens` and `ahead`, the drafts before them, and how many tokens
         before them were found again (0 if the source does not search)."""
+
+
+class DraftTally:
+    """Drafts that became output (accepted), and those that did not (rejected). By position: the first draft behind a
+    drawn token is 1, and so on until one is refused or none is on its way."""
+
+    def __init__(self) -> None:
+        self.accepted = [0] * (len(DRAFT_POSITIONS) + 1)
+        self.rejected = [0] * (len(DRAFT_POSITIONS) + 1)
+
+    def accept(self, position: int) -> None:
+        self.accepted[bisect_left(DRAFT_POSITIONS, position)] += 1
+
+    def refuse(self, position: int, count: int) -> None:
+        """Count `count` drafts from this position on as refused."""
+        for at in range(position, position + count):
+            self.rejected[bisect_left(DRAFT_POSITIONS, at)] += 1
 
 
 class Foresight(msgspec.Struct):

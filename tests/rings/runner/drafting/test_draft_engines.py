@@ -79,7 +79,7 @@ def check(way: Way, first: int, count: int, benches: dict[str, DraftBench], tmp:
     if way.name not in benches:
         benches[way.name] = DraftBench(way, write_model(way, tmp.mktemp(way.name)))
     happened = run_stories(benches[way.name], first, count, DraftStory)
-    assert happened["accepted"] > count and happened["rejected"] > count
+    assert happened["accepted"] and happened["accepted"] + happened["rejected"] > 2 * count
 
 
 @pytest.mark.parametrize("way", [DUMMY, DETERMINISTIC], ids=lambda way: way.name)
