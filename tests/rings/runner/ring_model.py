@@ -33,6 +33,7 @@ class _Guesses:
     foresight: Foresight
     index: int = 0
     may_draft: bool = True
+    constraint: None = None
 
 
 class _Chance:
