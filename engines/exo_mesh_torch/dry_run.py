@@ -7,19 +7,22 @@ shapes as in the whole model, and must end in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from exo_mesh_torch.caches import CachePlan, StageCache
+from exo_mesh_torch.caches import CachePlan, StageCache, States
 from exo_mesh_torch.calls import call_arguments, get_hidden
 from exo_mesh_torch.kv import KvLayer, NoLayer, is_recurrent
 from exo_mesh_torch.trace import TorchTrace, find_layers
 
 FRAMES = (7, 3, 1)
 """Tokens of the frames: a prompt in two chunks and a decode step. Many models make no mask for a single token."""
+
+MOST_DIFFERENCE = 0.05
+"""Largest difference of a recurrent state, relative to its largest value: far above the rounding of half precision."""
 
 Seen = tuple[str, ...]
 """The inputs of a layer in one frame: the shapes of its tensors; last, how its call ended."""
@@ -44,6 +47,17 @@ def broken_cuts(model: nn.Module, trace: TorchTrace, plan: CachePlan) -> dict[in
                 broken[cut] = _difference(cut, frame, got, expected.get(cut))
                 break
     return broken
+
+
+def takes_up_states(run: Callable[[int, int], object], states: Callable[[], States]) -> bool:
+    """Whether a row of several tokens goes on from the recurrent states before it, as single tokens do: some model code
+    begins with empty states. run: computes (pos0, n) of a sequence. states: copies those that it has now."""
+    found: list[list[torch.Tensor]] = []
+    for sizes in ((4, 2), (4, 1, 1)):
+        for index, n in enumerate(sizes):
+            run(sum(sizes[:index]), n)
+        found.append([state.float() for one in states().values() for state in one.values()])
+    return all((got - want).abs().max() <= MOST_DIFFERENCE * want.abs().max() for got, want in zip(*found, strict=True))
 
 
 def _difference(cut: int, frame: int, got: Seen | None, expected: Seen | None) -> str:

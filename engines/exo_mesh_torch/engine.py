@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from exo_mesh.domain.embedding import is_encoder
 from exo_mesh.domain.frame import HIDDEN, Fault, Row
@@ -38,6 +39,7 @@ from exo_mesh_torch import saving, wire
 from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.caches import StageCache
 from exo_mesh_torch.devices import choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.dry_run import takes_up_states
 from exo_mesh_torch.encoder import TorchEncoder
 from exo_mesh_torch.image_rows import ShownImage, cut_image, overlaps
 from exo_mesh_torch.loading import StageLoader, num_bytes
@@ -123,9 +125,8 @@ class TorchStage:
             self._warm_up(shard, request.model_dir)
         if device.type == "cpu" and self._joins:
             self._try_sharing()
-        tower_bytes = 0 if self._tower is None else self._tower.num_bytes
-        small_bytes = 0 if small is None else small.num_bytes
-        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes + small_bytes + tower_bytes
+        others = (packed, small, self._tower)
+        self._weight_bytes = num_bytes(opened.model) + sum(part.num_bytes for part in others if part is not None)
 
     def warm_up(self, context_limit: int) -> None:
         # on a CPU, and for encoders, `load` has computed enough
@@ -303,7 +304,6 @@ class TorchStage:
             kv=model.kv_kinds,
             inputs=() if model.is_first else spec,
             outputs=() if model.is_last else spec,
-            shares_from=self._batches.least_shared if self._batches is not None else 0,
         )
 
     def _received(self, stage_input: StageInput) -> torch.Tensor | None:
@@ -424,31 +424,31 @@ class TorchStage:
         )
 
     def _warm_up(self, shard: Shard, model_dir: Path) -> None:
-        """Run forwards over zeros: they build kernels, show that the cut works, and show the shapes of the caches.
-
-        One of them is a chunk with earlier positions, because many models make no mask for a first chunk or a single
-        token.
-        """
+        """Run forwards over zeros: they build kernels, show that the cut works, and show the shapes of the caches. One
+        is a chunk with earlier positions: many models make no mask for a first chunk or a single token."""
         _, batches = self._loaded()
-        self.insert(WARM_UP_SEQUENCE, 5)
+        self.insert(WARM_UP_SEQUENCE, 6)
         try:
             for pos0, n in ((0, 2), (2, 2), (4, 1)):
                 self._run_zeros(Row(WARM_UP_SEQUENCE, pos0, n, 1))
         except EngineError as exc:
-            raise ModelError(
-                f"{model_dir}: transformers' code fails on layers {shard.start} to {shard.stop - 1} of "
-                f"{shard.num_layers} ({exc})"
-            ) from exc
+            layers = f"layers {shard.start} to {shard.stop - 1} of {shard.num_layers}"
+            raise ModelError(f"{model_dir}: transformers' code fails on {layers} ({exc})") from exc
         self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), self._loaded()[0].layers)
+        if self.capabilities.cuts_at_rows and not takes_up_states(
+            lambda pos0, n: self._run_zeros(Row(WARM_UP_SEQUENCE, pos0, n, 1), fill=1.0),
+            lambda: batches.single(WARM_UP_SEQUENCE).copy_states(0),
+        ):
+            self.capabilities = replace(self.capabilities, rollback=0, cuts_at_rows=False)
         self.remove(WARM_UP_SEQUENCE)
 
-    def _run_zeros(self, *rows: Row) -> np.ndarray:
-        """The output of rows that consist of zeros, `[values, width]`."""
+    def _run_zeros(self, *rows: Row, fill: float = 0.0) -> np.ndarray:
+        """The output of rows that consist of zeros, `[values, width]`. fill: what hidden states consist of."""
         model, _ = self._loaded()
         tensors: Mapping[str, Tensor] = {}
         if not model.is_first:
-            zeros = torch.zeros((sum(row.n for row in rows), math.prod(model.hidden_shape)), dtype=model.hidden_dtype)
-            tensors = {HIDDEN: wire.to_tensor(zeros)}
+            shape = sum(row.n for row in rows), math.prod(model.hidden_shape)
+            tensors = {HIDDEN: wire.to_tensor(torch.full(shape, fill, dtype=model.hidden_dtype))}
         output = self.forward(StageInput(rows, (0,) * sum(row.n for row in rows), tensors))
         if output.logits is not None:
             return output.logits
@@ -475,7 +475,7 @@ class TorchStage:
             _log.info("sequences of this model do not share memory: %s", exc)
         self.remove(one)
         self.remove(other)
-        self.capabilities = self._declare()
+        self.capabilities = replace(self.capabilities, shares_from=batches.least_shared)
 
 
 def _states(rows: Sequence[Row], results: Sequence[torch.Tensor | None]) -> np.ndarray | None:

@@ -58,6 +58,15 @@ def test_refused_drafts_leave_no_trace(tmp_path: Path, family: str) -> None:
     assert outcome.different == {}
 
 
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba"])
+def test_a_model_whose_longer_rows_begin_with_empty_states_does_not_draft(tmp_path: Path, family: str) -> None:
+    """In transformers' own code, only a single token goes on from the state before it."""
+    write_random_model(tmp_path, family)
+    stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
+    assert [stage.capabilities.rollback for stage in stages.ring((3,))] == [0, 0]
+    stages.close()
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[TorchStage]:
     write_random_model(tmp_path, "lfm2")
