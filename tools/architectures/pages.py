@@ -72,8 +72,9 @@ Versions: {{versions}}.
 {NUM_LAYERS} layers each, float32, against transformers' own model on the same random checkpoint: prefill in two
 chunks and {DECODE_STEPS} decode steps, windows of {WINDOW}. 3 splits are the whole, one cut and one pair of cuts; 29
 are all of them (`python -m tools.architectures torch NAME`). *Worst difference* is of any logit, 0 for equal bits.
-*Rows together* is of {len(CHUNKS)} rows of different lengths in common frames, against each alone. *Not tried* is what
-transformers itself does not run here with a tiny config that is made from the names of its settings.
+*Rows together* is of {len(CHUNKS)} rows of different lengths in common frames, against each alone. *Rollback* is how
+many of a sequence's last positions can be cut back, checked with refused drafts. *Not tried* is what transformers
+itself does not run here with a tiny config that is made from the names of its settings.
 
 | family | cuts | splits tried | worst difference | rows together | KV | rollback | result |
 |---|---|---|---|---|---|---|---|
