@@ -6,8 +6,8 @@ python -m tools.bench busy                  speed of an engine beside other prog
 python -m tools.bench collectives           all-reduce and send between ranks, by size; with mlx.launch over cables
 python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
     "at_once", "busy", "collectives", "copying", "drafts", "early_kill", "entry", "first_minute", "first_token",
-    "grammar", "group", "idle", "lap", "llama", "llama_load", "llama_ring", "mlx_server", "page", "predictions", "prefix",
-    "quantised", "real_model", "router", "sampling", "shared", "start", "templates", "vectors",
+    "grammar", "group", "idle", "lap", "llama", "llama_load", "llama_ring", "mlx_server", "page", "predictions",
+    "prefix", "quantised", "real_model", "router", "sampling", "shared", "start", "templates", "vectors",
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
 python -m tools.bench first-minute          from nothing to the first answer: seconds and megabytes of each step
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
@@ -43,8 +43,8 @@ from exo_mesh.errors import MeshError
 
 BENCHES = (
     "at_once", "busy", "collectives", "copying", "drafts", "early_kill", "entry", "first_minute", "first_token",
-    "grammar", "group", "idle", "lap", "llama", "llama_load", "llama_ring", "mlx_server", "page", "predictions", "prefix",
-    "quantised", "real_model", "router", "sampling", "shared", "start", "templates", "vectors",
+    "grammar", "group", "idle", "lap", "llama", "llama_load", "llama_ring", "mlx_server", "page", "predictions",
+    "prefix", "quantised", "real_model", "router", "sampling", "shared", "start", "templates", "vectors",
 )  # fmt: skip
 """The modules of this package that are benchmarks."""
 
