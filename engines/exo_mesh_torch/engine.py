@@ -81,6 +81,8 @@ class TorchStage:
         self._joins = True
         self._activation_dtype: torch.dtype | None = None
         self._shapes: saving.Shapes = {}
+        self._by_token = False
+        """Whether a row behind earlier positions is computed token by token."""
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
@@ -376,6 +378,9 @@ class TorchStage:
     ) -> None:
         """Run the rows of one group; put each row's values, `[n or num_logits, …]`, into results."""
         model, batches = self._loaded()
+        if self._by_token and any(rows[i].pos0 and rows[i].n > 1 for i in group):
+            self._compute_by_token(group, rows, starts, token_ids, hidden, results)
+            return
         for i in group:
             if rows[i].pos0 == 0 and batches.length(rows[i].sequence):
                 batches.begin(rows[i].sequence)
@@ -392,6 +397,36 @@ class TorchStage:
             for image in images.get(rows[i].sequence, ()):
                 if image.spec.stop <= rows[i].pos0 + rows[i].n:
                     image.rows = None
+
+    def _compute_by_token(
+        self,
+        group: Sequence[int],
+        rows: Sequence[Row],
+        starts: Sequence[int],
+        token_ids: Sequence[int],
+        hidden: torch.Tensor | None,
+        results: list[torch.Tensor | None],
+    ) -> None:
+        """As `_compute`, one token of each row after the other: the model's code begins longer rows with empty
+        states."""
+        parts: dict[int, list[torch.Tensor]] = {i: [] for i in group}
+        for at in range(rows[group[0]].n):
+            places = [starts[i] + at for i in group]
+            left = [rows[i].n - at for i in group]
+            singles = [
+                Row(rows[i].sequence, rows[i].pos0 + at, 1, int(n <= rows[i].num_logits), int(n <= rows[i].num_hidden))
+                for i, n in zip(group, left, strict=True)
+            ]
+            given = None if hidden is None else hidden[places]
+            found: list[torch.Tensor | None] = [None] * len(group)
+            ids = [token_ids[place] for place in places]
+            self._compute(range(len(group)), singles, range(len(group) + 1), ids, given, found)
+            for i, single, values in zip(group, singles, found, strict=True):
+                is_wanted = not self._loaded()[0].is_last or single.num_logits or single.num_hidden
+                if values is not None and is_wanted:
+                    parts[i].append(values)
+        for i in group:
+            results[i] = torch.cat(parts[i]) if parts[i] else None
 
     def _output(
         self, rows: Sequence[Row], results: Sequence[torch.Tensor | None], faults: tuple[Fault, ...]
@@ -440,6 +475,7 @@ class TorchStage:
             lambda: batches.single(WARM_UP_SEQUENCE).copy_states(0),
         ):
             self.capabilities = replace(self.capabilities, rollback=0, cuts_at_rows=False)
+            self._by_token = True
         self.remove(WARM_UP_SEQUENCE)
 
     def _run_zeros(self, *rows: Row, fill: float = 0.0) -> np.ndarray:

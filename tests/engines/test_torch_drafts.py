@@ -112,3 +112,31 @@ def test_a_long_chain_keeps_as_many_states_as_positions_are_declared(stage: Torc
     assert stage._batches is not None and len(stage._batches._pasts[1]) <= CUT_POSITIONS + 1
     assert send(Row(1, 41, 1, 1))
     assert not send(Row(1, 40 + CUT_POSITIONS, 1, 1))
+
+
+@pytest.mark.parametrize("family", ["mamba", pytest.param("jamba", marks=pytest.mark.extended)])
+def test_a_prompt_in_chunks_is_what_it_is_in_one_where_longer_rows_begin_with_empty_states(
+    tmp_path: Path, family: str
+) -> None:
+    write_random_model(tmp_path, family)
+    ids = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6]
+    answers = []
+    for sizes in ((10,), (4, 5, 1), (4, 6)):
+        stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
+        ring = stages.ring((3,))
+        for stage in ring:
+            stage.insert(1, 16)
+        at = 0
+        for n in sizes:
+            wanted = n if at + n == len(ids) else 0
+            hidden: dict = {}
+            for stage in ring:
+                output = stage.forward(StageInput((Row(1, at, n, wanted),), tuple(ids[at : at + n]), hidden))
+                assert not output.faults
+                hidden = dict(output.tensors)
+            at += n
+        assert output.logits is not None and len(output.logits) == wanted
+        answers.append(output.logits[-1])
+        stages.close()
+    for answer in answers[1:]:
+        assert abs(answer - answers[0]).max() < 1e-3 * abs(answers[0]).max()
