@@ -49,6 +49,7 @@ from exo_mesh_torch.packing import PackedLinears, wants_packing
 from exo_mesh_torch.parts import install
 from exo_mesh_torch.small_weights import SmallWeights, wants_small_weights
 from exo_mesh_torch.vision import VisionTower
+from exo_mesh_torch.wire import compute_by_token, rows_of, states_of
 
 WARM_UP_SEQUENCE = -1
 
@@ -379,7 +380,7 @@ class TorchStage:
         """Run the rows of one group; put each row's values, `[n or num_logits, …]`, into results."""
         model, batches = self._loaded()
         if self._by_token and any(rows[i].pos0 and rows[i].n > 1 for i in group):
-            self._compute_by_token(group, rows, starts, token_ids, hidden, results)
+            compute_by_token(self._compute, model.is_last, group, rows, starts, token_ids, hidden, results)
             return
         for i in group:
             if rows[i].pos0 == 0 and batches.length(rows[i].sequence):
@@ -387,7 +388,7 @@ class TorchStage:
         batch = batches.before([rows[i] for i in group])
         order = sorted(group, key=lambda i: batch.sequences.index(rows[i].sequence))
         ids = [token_ids[starts[i] : starts[i + 1]] for i in order]
-        given = None if hidden is None else _rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
+        given = None if hidden is None else rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
         images = {s: self._images[s] for s in batch.sequences if s in self._images} if self._images else {}
         wants_states = rows[order[0]].num_hidden > 0
         num_logits = max(rows[i].num_logits for i in order)
@@ -397,36 +398,6 @@ class TorchStage:
             for image in images.get(rows[i].sequence, ()):
                 if image.spec.stop <= rows[i].pos0 + rows[i].n:
                     image.rows = None
-
-    def _compute_by_token(
-        self,
-        group: Sequence[int],
-        rows: Sequence[Row],
-        starts: Sequence[int],
-        token_ids: Sequence[int],
-        hidden: torch.Tensor | None,
-        results: list[torch.Tensor | None],
-    ) -> None:
-        """As `_compute`, one token of each row after the other: the model's code begins longer rows with empty
-        states."""
-        parts: dict[int, list[torch.Tensor]] = {i: [] for i in group}
-        for at in range(rows[group[0]].n):
-            places = [starts[i] + at for i in group]
-            left = [rows[i].n - at for i in group]
-            singles = [
-                Row(rows[i].sequence, rows[i].pos0 + at, 1, int(n <= rows[i].num_logits), int(n <= rows[i].num_hidden))
-                for i, n in zip(group, left, strict=True)
-            ]
-            given = None if hidden is None else hidden[places]
-            found: list[torch.Tensor | None] = [None] * len(group)
-            ids = [token_ids[place] for place in places]
-            self._compute(range(len(group)), singles, range(len(group) + 1), ids, given, found)
-            for i, single, values in zip(group, singles, found, strict=True):
-                is_wanted = not self._loaded()[0].is_last or single.num_logits or single.num_hidden
-                if values is not None and is_wanted:
-                    parts[i].append(values)
-        for i in group:
-            results[i] = torch.cat(parts[i]) if parts[i] else None
 
     def _output(
         self, rows: Sequence[Row], results: Sequence[torch.Tensor | None], faults: tuple[Fault, ...]
@@ -440,7 +411,7 @@ class TorchStage:
                 for row, result in zip(rows, results, strict=True)
                 if row.num_logits
             ]
-            states = _states(rows, results)
+            states = states_of(rows, results)
             if not wanted:
                 logits_of_none = np.zeros((0, model.vocab_size), np.float32)
                 return StageOutput(logits=logits_of_none, faults=faults, hidden=states)
@@ -512,24 +483,3 @@ class TorchStage:
         self.remove(one)
         self.remove(other)
         self.capabilities = replace(self.capabilities, shares_from=batches.least_shared)
-
-
-def _states(rows: Sequence[Row], results: Sequence[torch.Tensor | None]) -> np.ndarray | None:
-    """Float32 `[sum(num_hidden), width]`, with zeros for rows that were not computed; None if no row wants states."""
-    wanted = [(row, result) for row, result in zip(rows, results, strict=True) if row.num_hidden]
-    width = next((result.shape[-1] for _, result in wanted if result is not None), 1)
-    zeros = torch.zeros((1, width))
-    parts = [
-        zeros.expand(row.num_hidden, -1) if result is None else result[-row.num_hidden :].float().cpu()
-        for row, result in wanted
-    ]
-    return torch.cat(parts).numpy() if parts else None
-
-
-def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """`[tokens, …]` -> `[rows, n, …]` of the spans, which are equally long; without a copy if they follow each
-    other."""
-    (first, stop), n = spans[0], spans[0][1] - spans[0][0]
-    if all(span == (first + i * n, stop + i * n) for i, span in enumerate(spans)):
-        return hidden[first : first + n * len(spans)].unflatten(0, (len(spans), n))
-    return torch.stack([hidden[begin:end] for begin, end in spans])

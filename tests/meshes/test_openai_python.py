@@ -68,7 +68,9 @@ def test_stream_with_usage(client: OpenAI) -> None:
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == cached.usage, "the prompt is known from the first time"
+    for usage in (one for one in (chunks[-1].usage, cached.usage) if one is not None):
+        usage.completion_tokens_details = None  # how much was drafted depends on measured times
+    assert chunks[-1].usage == cached.usage is not None, "the prompt is known from the first time"
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
