@@ -9,6 +9,10 @@ from typing import Protocol
 from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.rings.runner.scheduling.sequence import Sequence, Work
 
+MOST_DRAFTED = 64
+"""Most drafts of all rows of a frame: the last stage makes logits of each of them, 0.6 MB with a vocabulary of 152,000
+tokens."""
+
 
 class Drafter(Protocol):
     """Says what to draft. cuts_at_rows: see Capabilities; of any stage."""

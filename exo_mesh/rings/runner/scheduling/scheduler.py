@@ -10,7 +10,7 @@ from operator import attrgetter
 from exo_mesh.domain.frame import LONGEST_DRAFT
 from exo_mesh.engine.shared_positions import SharedPositions
 from exo_mesh.rings.runner.scheduling.chunk_shares import chunk_of, deal_chunk
-from exo_mesh.rings.runner.scheduling.decode_rows import Drafter, decode_rows, row_ahead
+from exo_mesh.rings.runner.scheduling.decode_rows import MOST_DRAFTED, Drafter, decode_rows, row_ahead
 from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.memory_reports import LoneTime
 from exo_mesh.rings.runner.scheduling.pace import Pace, shares
@@ -459,10 +459,11 @@ class Scheduler:
                 return row_ahead(sequence, draft, self._turn, at_rows=self.drafter.cuts_at_rows)
         return None
 
-    def _draft(self, sequence: Sequence, num_decoding: int) -> tuple[int, ...]:
-        """What a sequence drafts behind all that is known or on its way, as far as KV has room for it."""
+    def _draft(self, sequence: Sequence, num_decoding: int, most: int = MOST_DRAFTED) -> tuple[int, ...]:
+        """What a sequence drafts behind all that is known or on its way, at most `most` tokens, as far as KV has room
+        for them."""
         assert self.drafter is not None, "asked before"
-        most = min(LONGEST_DRAFT - 1 - sequence.forced, self.max_tokens - self._held - len(sequence.ahead))
+        most = min(most, LONGEST_DRAFT - 1 - sequence.forced, self.max_tokens - self._held - len(sequence.ahead))
         return tuple(self.drafter.propose(sequence, num_decoding, most)) if most > 0 else ()
 
     def _decode_batch(self, ready: list[Sequence], share: int, num_decoding: int) -> Work:
@@ -476,5 +477,6 @@ class Scheduler:
         self._decodes.append(len(chosen))
         if self.drafter is None:
             return decode_rows(chosen, {}, self._turn, at_rows=False)
-        drafts = {sequence.id: self._draft(sequence, num_decoding) for sequence in chosen}
+        most = MOST_DRAFTED // len(chosen)
+        drafts = {sequence.id: self._draft(sequence, num_decoding, most) for sequence in chosen}
         return decode_rows(chosen, drafts, self._turn, at_rows=self.drafter.cuts_at_rows)

@@ -12,7 +12,11 @@ import pytest
 from exo_mesh.domain.request import GenerateRequest, GrammarSpec, SamplingParams
 from exo_mesh.rings.runner.drafting.acceptance import FIRST, Acceptance, kind_of
 from exo_mesh.rings.runner.drafting.worth import DRAFT_TOKENS, PLAIN_TOKENS, TRY_OTHER, Worth
+from exo_mesh.rings.runner.scheduling.decode_rows import MOST_DRAFTED
+from exo_mesh.rings.runner.scheduling.limits import SchedulerLimits
 from exo_mesh.rings.runner.scheduling.pace import Pace
+from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
+from exo_mesh.rings.runner.scheduling.sequence import Sequence as Ring
 from tests.support.drafting import ChancePace, Oracle, alone, said
 from tests.support.held import PADDED, HeldRing, ids_of
 
@@ -133,3 +137,25 @@ def test_guesses_that_a_grammar_forbids_are_not_sent_and_others_save_laps() -> N
         assert said(ring.ask(request)) == expected
         laps[right] = ring.laps
     assert laps[1.0] < 0.7 * laps[0.0]
+
+
+class Eager:
+    """Wants to draft as much as it may."""
+
+    cuts_at_rows = False
+
+    def propose(self, sequence: Ring, num_decoding: int, most: int) -> list[int]:
+        return [7] * most
+
+
+def test_the_logits_of_a_frame_are_bounded_however_many_rows_draft() -> None:
+    scheduler = Scheduler(SchedulerLimits(1, max_rows=16), Pace(1))
+    scheduler.drafter = Eager()
+    for number in range(16):
+        scheduler.submit(Ring(number + 1, [1, 2]))
+    list(scheduler.admit())
+    while (work := scheduler.next_work()) is not None and work.is_prefill:
+        scheduler.came_round(work)
+    assert work is not None and len(work.rows) == 16
+    assert sum(row.num_logits for row in work.rows) <= 16 + MOST_DRAFTED
+    assert all(row.num_logits > 1 for row in work.rows)
