@@ -36,6 +36,8 @@ process.stdout.write(JSON.stringify({
   choices: models.map(thinking.thinkingChoices),
   fields: ["", "on", "off", "high", "nonsense"].map((choice) => thinking.thinkingFields(choice, models[4])),
   tokens: [context.tokensOf([]), context.tokensOf([user("a"), answer]), context.tokensOf([user("a"), answer, user("12345678")], "1234")],
+  laps: [context.perLap(undefined), context.perLap(answer.usage),
+    context.perLap({ completion_tokens: 30, completion_tokens_details: { accepted_prediction_tokens: 20 } })],
   limits: [context.contextLimit(undefined, null), context.contextLimit({ id: "m", context_length: 9 }, null),
     context.contextLimit({ id: "m", context_length: 9 }, { instances: { a: { model: "m", context_limit: 4 }, b: { model: "n", context_limit: 5 } } })],
   sent: files.withFiles("Why?", [{ name: "a.md", text: "x\n```\ny\n" }, { name: "b.txt", text: "z" }]),

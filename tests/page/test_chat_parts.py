@@ -55,6 +55,7 @@ def test_the_context_is_counted_by_the_last_answer_and_estimated_after_it(found:
     exact, about = {"tokens": 100, "isExact": True}, {"tokens": 103, "isExact": False}
     assert found["tokens"] == [{"tokens": 0, "isExact": True}, exact, about]
     assert found["limits"] == [0, 9, 4]
+    assert found["laps"] == [None, None, 3]
 
 
 def test_files_are_sent_in_fences_that_they_cannot_end_and_only_text_is_taken(found: dict[str, Any]) -> None:

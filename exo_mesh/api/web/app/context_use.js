@@ -1,4 +1,4 @@
-// How much of the context of a model a conversation takes. Pure.
+// What the usage of answers says: the context that a conversation takes, and tokens per lap. Pure.
 
 /** Most tokens of prompt and answer: of the loaded instances if there are any, else of the model; 0 if unknown. */
 export function contextLimit(model, live) {
@@ -14,4 +14,10 @@ export function tokensOf(messages, draft = "") {
   const rest = messages.slice(last + 1).map((one) => (one.content ?? "") + (one.files ?? []).map((file) => file.text).join("")).join("") + draft;
   const { prompt_tokens: prompt = 0, completion_tokens: completion = 0 } = messages[last]?.usage ?? {};
   return { tokens: prompt + completion + Math.ceil(rest.length / CHARACTERS), isExact: !rest };
+}
+
+/** Tokens per lap of the ring, if drafts made it more than one; else null. */
+export function perLap(usage) {
+  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+  return accepted > 0 ? usage.completion_tokens / Math.max(1, usage.completion_tokens - accepted) : null;
 }

@@ -1,4 +1,5 @@
 // One message of a conversation: Markdown, folded reasoning, tool calls, its versions, its speed, and what can be done.
+import { perLap } from "./context_use.js";
 import { WhoComputed } from "./attribution.js";
 import { Markdown } from "./markdown.js";
 import { copyText } from "./code_blocks.js";
@@ -100,12 +101,6 @@ function Reasoning({ text, isGrowing }) {
 function ToolCall({ call, result }) {
   return html`<details class="call" open=${!result}><summary>${t(result ? "chat.called" : "chat.call", { name: call.name })}</summary><pre>${pretty(call.arguments)}</pre>
     ${result && html`<pre class="result">${pretty(result.content).slice(0, 4000)}</pre>`}</details>`;
-}
-
-/** Tokens per lap of the ring, if drafts made it more than one; else null. */
-export function perLap(usage) {
-  const accepted = usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0;
-  return accepted > 0 ? usage.completion_tokens / Math.max(1, usage.completion_tokens - accepted) : null;
 }
 
 function pretty(text) {
