@@ -74,6 +74,7 @@ class StageMetrics:
         """The place of each runner here, by its meter."""
         self.shown: list[Shown] = []
         self._init_driver()
+        self._init_drafts()
         self._init_stage()
         self._init_hop_and_group()
 
@@ -108,14 +109,6 @@ class StageMetrics:
         self._show("laps_saved", Counters(
             "exo_mesh_laps_saved_total", "Tokens that needed no lap, because only one token was possible.", DRIVER
         ))
-        drafts = Counters(
-            "exo_mesh_draft_tokens_total", "Drafted tokens, by position in a run of drafts and by result.",
-            (*DRIVER, "position", "result"),
-        )
-        for index, position in enumerate(_POSITIONS):
-            for result in ("accepted", "rejected"):
-                value = partial(_at, f"drafts_{result}", index)
-                self.shown.append(Shown(drafts, value, value, DRIVER, (position, result)))
         kv_tokens = Gauges("exo_mesh_kv_tokens", "Positions of the KV pool, by state.", (*DRIVER, "state"))
         self._show("kv_tokens", kv_tokens, "used")
         self._show("prefix.kept_tokens", kv_tokens, "kept")
@@ -144,6 +137,17 @@ class StageMetrics:
         self._show("prefix.disk_hits", prefix_disk_lookups, "hit", only_if="prefix.has_disk")
         self._show("prefix.disk_misses", prefix_disk_lookups, "lost", only_if="prefix.has_disk")
         # fmt: on
+
+    def _init_drafts(self) -> None:
+        drafts = Counters(
+            "exo_mesh_draft_tokens_total",
+            "Drafted tokens, by position in a run of drafts and by result.",
+            (*DRIVER, "position", "result"),
+        )
+        for index, position in enumerate(_POSITIONS):
+            for result in ("accepted", "rejected"):
+                value = partial(_at, f"drafts_{result}", index)
+                self.shown.append(Shown(drafts, value, None, DRIVER, (position, result)))
 
     def _init_stage(self) -> None:
         # fmt: off

@@ -79,7 +79,7 @@ async def test_each_way_to_end_is_one_line_without_text(node: tuple[Path, ApiCli
     recent = api.get("/requests/recent")["requests"]
     stages = [one.pop("stages") for one in recent]
     assert {stage["names"][0] for ring in stages for stage in ring} == {api.get("/state")["view"]["peers"][0]["name"]}
-    assert [[stage["layers"] for stage in ring] for ring in stages] == [[[0, 8]]] * 3
+    assert [[stage["layers"] for stage in ring] for ring in stages] == [[[0, 2]]] * 3
     assert recent == lines[:0:-1], "the last three are in memory, as REQUEST_LOG_MAX says"
     assert api.get("/requests/stats")["total"] == 4
 
