@@ -204,6 +204,8 @@ class Outputs:
         the row that is on its way; in any case after the log-probabilities of the prompt."""
         if self._live.get(generation.sequence.id) is not generation or generation.sequence.wants_scores:
             return
+        if generation.constrained:
+            return  # the end of the scores came before the news that the grammar is ready
         generation.constrained = True
         try:
             forced = generation.follow()

@@ -12,7 +12,7 @@ from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
 from exo_mesh.rings.runner.stage import Stage
 from exo_mesh.rings.serving.choices import fan_out
-from tests.support.held import PADDED, HeldRing, NoiseEngine, ids_of
+from tests.support.held import PADDED, PATIENCE_S, WOKEN, HeldRing, NoiseEngine, ids_of
 
 PROMPT = ids_of("Tell me of the fox and of the dog, and count them.")
 
@@ -72,3 +72,19 @@ def test_what_is_wanted_of_the_prompt_comes_first(spec: GrammarSpec) -> None:
     first = next(index for index, message in enumerate(scored.messages) if message.events)
     assert not any(message.prompt for message in scored.messages[first:])
     assert scored.tokens == ring().ask(request).tokens
+
+
+def test_news_that_a_grammar_is_ready_may_come_after_the_output_has_begun() -> None:
+    request = GenerateRequest("r", PROMPT, 50, SamplingParams(seed=5), grammar=SPECS[0])
+    late = ring()
+    answers = late.submit(request)
+    (generation,) = late.driver._live.values()
+    while not generation.sequence.decoding:
+        result = late.stage.process(late.sent.popleft())
+        late.driver.returned(result.frame, result.logits)
+    while not generation.constrained:
+        WOKEN.get(timeout=PATIENCE_S)()
+    assert generation.forced, "they wait for the row on its way"
+    late.driver.outputs._begin_output(generation)
+    late.run(answers)
+    assert answers.tokens == ring().ask(request).tokens
