@@ -121,13 +121,14 @@ class Sequence(msgspec.Struct):
     def extend(self, token_ids: Iterable[int]) -> None:
         """Add output. Drafts that say otherwise are refused, with all rows behind them."""
         last, refusals = len(self.tokens) - 1, self.refusals
+        is_held = self.computed > last  # not of a sequence that was evicted
         for token_id in token_ids:
             if self.ahead and self.ahead[0] == token_id:
                 del self.ahead[0]
             elif self.ahead:
                 self._refuse()
             self.tokens.append(token_id)
-        sent = self.computed if self.refusals > refusals else max(last, self.computed)
+        sent = self.computed if self.refusals > refusals and is_held else max(last, self.computed)
         self.forced = max(0, min(len(self.tokens) - 1 - sent, LONGEST_DRAFT - 1))
 
     def _refuse(self) -> None:
@@ -200,8 +201,8 @@ class Sequence(msgspec.Struct):
         return max(0, min(self.held, len(self.tokens) - 1 + self.embeds) - self.computed)
 
     def ends_with(self, row: Row) -> bool:
-        """Whether a row has the last token: from its logits the next one is drawn."""
-        return row.pos0 + row.n == len(self.tokens)
+        """Whether a row has the last token: from its logits the next ones are drawn."""
+        return row.pos0 + row.n >= len(self.tokens)
 
     def last_row(self) -> Row:
         """The row of all positions that are left, with the logits of the last one."""

@@ -28,6 +28,12 @@ def test_drafts_by_chance_change_no_answer(part: int) -> None:
     assert accepted > 100 and refused > 100
 
 
+def test_an_evicted_sequence_whose_draft_is_refused_is_computed_from_its_beginning() -> None:
+    """With log-probabilities of its prompt: its long row was taken for one of these in this schedule."""
+    expected, said, _ = play(11060)
+    assert said == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(SHARES))
 def test_thousands_of_schedules_change_no_answer(part: int) -> None:
