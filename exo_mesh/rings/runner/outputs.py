@@ -233,6 +233,7 @@ class Outputs:
             generation.sequence.is_judging = False
             refusals = generation.sequence.refusals
             for first, logits in late:
-                if generation.sequence.refusals == refusals:
+                is_live = self._live.get(generation.sequence.id) is generation  # the row before may have ended it
+                if is_live and generation.sequence.refusals == refusals:
                     self._judge(generation, first, logits)
             self._pump()

@@ -18,7 +18,7 @@ from exo_mesh.rings.runner.scheduling.pace import Pace
 from exo_mesh.rings.runner.scheduling.scheduler import Scheduler
 from exo_mesh.rings.runner.scheduling.sequence import Sequence as Ring
 from tests.support.drafting import ChancePace, Oracle, alone, said
-from tests.support.held import PADDED, HeldRing, ids_of
+from tests.support.held import PADDED, PATIENCE_S, WOKEN, HeldRing, ids_of
 
 REQUEST = GenerateRequest("r", ids_of("Once upon a time"), 40, SamplingParams(seed=1), ignore_eos=True)
 
@@ -159,3 +159,20 @@ def test_the_logits_of_a_frame_are_bounded_however_many_rows_draft() -> None:
     assert work is not None and len(work.rows) == 16
     assert sum(row.num_logits for row in work.rows) <= 16 + MOST_DRAFTED
     assert all(row.num_logits > 1 for row in work.rows)
+
+
+def test_rows_that_wait_behind_the_last_token_of_an_answer_are_not_drawn_from() -> None:
+    request = replace(REQUEST, max_tokens=2, grammar=GrammarSpec("regex", "[a-z]{9}"), ignore_eos=False)
+    ring = HeldRing()
+    answers = ring.submit(request)
+    (generation,) = ring.driver._live.values()
+    while generation.index < 1:
+        ring.step()
+    last = len(generation.sequence.tokens) - 1
+    logits = ring.engine.logits(generation.sequence.tokens)[None]
+    generation.late += [(last, logits), (last + 1, logits)]
+    while generation.constraint is not None and not generation.constraint.is_ready:
+        WOKEN.get(timeout=PATIENCE_S)
+    ring.driver.outputs._draw_late(generation)
+    ring.driver.callers.deliver()
+    assert answers.ended and len(answers.tokens) == 2
