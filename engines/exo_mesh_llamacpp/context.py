@@ -126,9 +126,8 @@ class LlamaContext:
         # of windows: one to move sequences, and for each slot another one, see `protect`
         params.n_seq_max = num_sequences = 2 * self.slots + 1 if shape.windowed else self.slots
         params.n_outputs_max_per_seq = min(MAX_LOGITS, self.max_tokens) if shape.head else self.max_tokens
-        params.n_outputs_max = max(
-            num_sequences, params.n_outputs_max_per_seq
-        )  # with fewer, the library ends the process
+        # with fewer, the library ends the process
+        params.n_outputs_max = max(num_sequences, params.n_outputs_max_per_seq)
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = int(shape.flash)
         params.type_k = params.type_v = KV_TYPES[shape.kv].number

@@ -70,14 +70,17 @@ def some_requests(chance: random.Random) -> list[GenerateRequest]:
 
 
 class DraftRing(HeldRing):
-    """A ring that drafts by chance. told: by prompt and name of a request, what it says in the end."""
+    """A ring that drafts by chance. texts: prompt and output of each request, by its id."""
 
-    def __init__(self, chance: random.Random, told: dict[str, Sequence[int]], **limits: float) -> None:
+    def __init__(self, chance: random.Random, texts: dict[str, Sequence[int]], **limits: float) -> None:
         num_stages = chance.choice([1, 2, 4])
         right = chance.choice([0.0, 0.3, 0.7, 0.9, 1.0])
         prefix = PrefixCache(num_stages) if chance.random() < 0.3 else None
-        make = lambda request: Oracle(told[request.request_id], right, chance)  # noqa: E731
-        super().__init__(engine=NoiseEngine(), make_source=make, prefix=prefix, num_stages=num_stages, **limits)
+
+        def make_source(request: GenerateRequest) -> Oracle:
+            return Oracle(texts[request.request_id], right, chance)
+
+        super().__init__(engine=NoiseEngine(), make_source=make_source, prefix=prefix, num_stages=num_stages, **limits)
         self._chance = chance
         self.engine.cuts_at_rows = prefix is None and chance.random() < 0.4
         self._let_draft()
@@ -119,13 +122,13 @@ def play(seed: int) -> tuple[list[Any], list[Any], DraftRing]:
     """What the requests of this seed say alone, what they say with drafts, and the ring afterwards."""
     chance = random.Random(seed)
     requests = some_requests(chance)
-    expected, told = [], {}
+    expected, texts = [], {}
     for request in requests:
         what, token_ids = alone(request)
         expected.append(what)
-        told[request.request_id] = [*request.prompt_ids, *token_ids]
+        texts[request.request_id] = [*request.prompt_ids, *token_ids]
     limits = {"max_tokens": chance.choice([40, 80, 2**31]), "max_rows": chance.choice([1, 2, 32])}
-    ring = DraftRing(chance, told, **limits)
+    ring = DraftRing(chance, texts, **limits)
     answers = []
     for request in requests:
         answers.append(ring.submit(request))

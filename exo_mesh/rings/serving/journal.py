@@ -374,8 +374,8 @@ class Journal:
         else:
             entry.request.tally.add(ended, entry.entered_at, self._record)
         if entry.prefix is not None:
-            told = explain(entry.request, entry.model, entry.prefix, ended)
-            self.explanations.add(told, entry.request.names)
+            explanation = explain(entry.request, entry.model, entry.prefix, ended)
+            self.explanations.add(explanation, entry.request.names)
         self.ended.add(entry.answered, (*entry.request.names, entry.request.share_id, entry.request.trace_id))
 
     def _record(self, ended: RequestOutcome) -> None:

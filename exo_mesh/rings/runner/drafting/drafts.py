@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class Drafts:
-    """See Drafter in scheduling/scheduler.py. live: all requests of the driver; only read.
-    make_source: gives each request where its guesses come from."""
+    """See Drafter in scheduling/decode_rows.py. live: all requests of the driver; only read. make_source: makes what a
+    request's guesses come from; None: nothing is drafted."""
 
     def __init__(self, live: Mapping[int, Generation], pace: Pace, make_source: SourceMaker | None) -> None:
         self._live = live

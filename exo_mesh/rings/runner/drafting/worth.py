@@ -67,7 +67,7 @@ class Worth:
         self._drafted = self._drafted or drafted
         if self._tokens < (DRAFT_TOKENS if self.may_draft else PLAIN_TOKENS) * rows or now <= self._began:
             return
-        if self._drafted == self.may_draft or not self._drafted:
+        if self.may_draft or not self._drafted:  # else the first rows of the window had been drafted before it
             self._known(rows).add(self._tokens / (now - self._began), drafted=self._drafted)
         self.begin(now, rows)
 
