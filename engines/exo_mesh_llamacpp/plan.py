@@ -39,11 +39,6 @@ class Planned(msgspec.Struct, frozen=True):
         return self.kind.num_bytes(self.shape)
 
 
-COUNTED_STATES = 4
-"""Earlier recurrent states that a sequence's bytes count besides its own. More are kept only while a longer chain of
-rows with a single draft is on its way."""
-
-
 class Embedding(Protocol):
     """The embedding of the first stage, which is looked up outside of llama.cpp."""
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import HIDDEN, LONGEST_DRAFT, Fault, Row
+from exo_mesh.domain.frame import HIDDEN, Fault, Row
 from exo_mesh.engine.contract import (
     ANY_POSITION,
+    CUT_POSITIONS,
     UNKNOWN_STAGE,
     Capabilities,
     KvKind,
@@ -31,9 +32,6 @@ from exo_mesh_llamacpp.passes import RowPart, logit_places, passes, pieces_of, s
 from exo_mesh_llamacpp.shared.pool import Held
 
 LoadStage = Callable[[LoadRequest, LoadProgress], LoadedStage]
-
-CUT_POSITIONS = LONGEST_DRAFT
-"""How many of a sequence's last positions can be cut back if a layer keeps a window or a recurrent state."""
 
 _NONE = np.empty(0, np.int64)
 _NO_STATES = np.empty((0, 0), np.float32)

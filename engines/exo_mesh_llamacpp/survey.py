@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.engine.contract import COUNTED_STATES, ModelSurvey
 from exo_mesh_llamacpp.library import Library, open_library
 from exo_mesh_llamacpp.library_file import chosen_library
 from exo_mesh_llamacpp.options import parse_options
-from exo_mesh_llamacpp.plan import COUNTED_STATES, head_tensors
+from exo_mesh_llamacpp.plan import head_tensors
 from exo_mesh_llamacpp.source import open_source
 from exo_mesh_llamacpp.types import KV_TYPES
 

@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
-from exo_mesh.domain.frame import ANY_POSITION, LONGEST_DRAFT
-from exo_mesh.engine.contract import KvKind
+from exo_mesh.domain.frame import ANY_POSITION
+from exo_mesh.engine.contract import COUNTED_STATES, CUT_POSITIONS, KvKind
 from exo_mesh_mlx import tree
-
-CUT_POSITIONS = LONGEST_DRAFT
-"""How many of a sequence's last positions can be cut back if its caches are not only keys and values of all positions:
-those of the longest row, or of a chain of shorter rows."""
-
-COUNTED_STATES = 4
-"""Earlier recurrent states that a sequence's bytes count besides its own. More are kept only while a longer chain of
-rows with a single draft is on its way."""
 
 
 class Settled:

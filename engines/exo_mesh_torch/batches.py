@@ -13,10 +13,9 @@ import msgspec
 import torch
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.engine.contract import LEAST_SHARED, MOST_PARTS
+from exo_mesh.engine.contract import CUT_POSITIONS, LEAST_SHARED, MOST_PARTS
 from exo_mesh.errors import EngineError
 from exo_mesh_torch.caches import CachePlan, StageCache, States
-from exo_mesh_torch.kv import CUT_POSITIONS
 
 OWN_TAIL = 64
 """Positions at the end of a row that never become a part just for a batch: rejected drafts are cut back there."""

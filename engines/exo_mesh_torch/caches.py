@@ -14,8 +14,8 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from exo_mesh.engine.contract import ANY_POSITION, KvKind
-from exo_mesh_torch.kv import CUT_POSITIONS, HybridLayer, KvLayer, NoLayer, RecurrentLayer
+from exo_mesh.engine.contract import ANY_POSITION, CUT_POSITIONS, KvKind
+from exo_mesh_torch.kv import HybridLayer, KvLayer, NoLayer, RecurrentLayer
 
 _KINDS: dict[str, KvKind] = {
     "full_attention": "full",

@@ -24,19 +24,12 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from exo_mesh.domain.frame import LONGEST_DRAFT
+from exo_mesh.engine.contract import CUT_POSITIONS
 from exo_mesh_torch.parts import MOST_DIRECT_TOKENS, KvPart, first_parts, offer, spans
-
-CUT_POSITIONS = LONGEST_DRAFT
-"""How many of a sequence's last positions can be cut back if a layer keeps a window or a recurrent state."""
 
 SLACK = 2 * CUT_POSITIONS
 """Positions before its window that a windowed layer keeps, so that rejected drafts can be cut back; twice as many,
 because a row that has just been cut back is joined with others, which have not."""
-
-COUNTED_STATES = 4
-"""Earlier recurrent states that a sequence's bytes count besides its own. More are kept only while a longer chain of
-rows with a single draft is on its way."""
 
 ROOM = 64
 """Least number of positions by which a buffer grows."""

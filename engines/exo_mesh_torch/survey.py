@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from exo_mesh.domain.embedding import is_encoder
-from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.engine.contract import COUNTED_STATES, ModelSurvey
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.model_files import read_json
 from exo_mesh_torch.devices import choose_device, choose_dtype
 from exo_mesh_torch.disk_tables import tables_on_disk
 from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.encoder_model import OpenEncoder, open_encoder
-from exo_mesh_torch.kv import COUNTED_STATES, SLACK, KvLayer, is_recurrent
+from exo_mesh_torch.kv import SLACK, KvLayer, is_recurrent
 from exo_mesh_torch.loading import shared_names
 from exo_mesh_torch.model import OpenModel, open_model
 from exo_mesh_torch.names import NameMap

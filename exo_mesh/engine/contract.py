@@ -16,7 +16,7 @@ from exo_mesh.domain.footprint import (
     LibraryMemory as LibraryMemory,  # engines import the parts of the contract from here
 )
 from exo_mesh.domain.frame import ANY_POSITION as ANY_POSITION
-from exo_mesh.domain.frame import Fault, Row
+from exo_mesh.domain.frame import LONGEST_DRAFT, Fault, Row
 from exo_mesh.domain.images import PictureSpec
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
@@ -84,6 +84,14 @@ class Capabilities(msgspec.Struct, frozen=True):
         """Whether a sequence can be cut back to any position."""
         return self.rollback >= ANY_POSITION
 
+
+CUT_POSITIONS = LONGEST_DRAFT
+"""How many of a sequence's last positions an engine should be able to cut back where a layer keeps a window or a
+recurrent state: those of the longest row, or of a chain of shorter rows."""
+
+COUNTED_STATES = 4
+"""Earlier recurrent states that a sequence's bytes count besides its own, where an engine keeps the state before each
+row with drafts. More are kept only while a longer chain of rows with a single draft is on its way."""
 
 LEAST_SHARED = 256
 """Least positions that engines let sequences share: fewer are copied, which costs little."""

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("exo_mesh_llamacpp")
 
 from exo_mesh_llamacpp import provider
-from exo_mesh_llamacpp.stage import CUT_POSITIONS, LlamaCppStage
+from exo_mesh_llamacpp.stage import LlamaCppStage
 
 from exo_mesh.domain.frame import Fault, Row
-from exo_mesh.engine.contract import StageInput
+from exo_mesh.engine.contract import CUT_POSITIONS, StageInput
 
 if not provider.availability().available:
     pytest.skip("llama.cpp is not installed", allow_module_level=True)

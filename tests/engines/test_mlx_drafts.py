@@ -11,10 +11,9 @@ pytest.importorskip("mlx_lm")
 
 from exo_mesh_mlx import provider
 from exo_mesh_mlx.engine import MlxStage
-from exo_mesh_mlx.kv import CUT_POSITIONS
 
 from exo_mesh.domain.frame import Fault, Row
-from exo_mesh.engine.contract import StageInput
+from exo_mesh.engine.contract import CUT_POSITIONS, StageInput
 from tools.architectures.drafting import check_drafts
 from tools.architectures.mlx_configs import tiny_config
 from tools.architectures.mlx_models import write_checkpoint

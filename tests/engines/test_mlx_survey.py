@@ -13,11 +13,19 @@ pytest.importorskip("mlx_lm")
 
 from exo_mesh_mlx import provider
 from exo_mesh_mlx.engine import MlxStage
-from exo_mesh_mlx.kv import COUNTED_STATES, CUT_POSITIONS
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import LoadRequest, ModelSurvey, SequenceSaver, StageInput, Surveyor, TensorSpec
+from exo_mesh.engine.contract import (
+    COUNTED_STATES,
+    CUT_POSITIONS,
+    LoadRequest,
+    ModelSurvey,
+    SequenceSaver,
+    StageInput,
+    Surveyor,
+    TensorSpec,
+)
 from exo_mesh.errors import EngineError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel

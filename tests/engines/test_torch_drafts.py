@@ -13,10 +13,9 @@ pytest.importorskip("transformers")
 import torch
 from exo_mesh_torch import provider
 from exo_mesh_torch.engine import TorchStage
-from exo_mesh_torch.kv import CUT_POSITIONS
 
 from exo_mesh.domain.frame import Fault, Row
-from exo_mesh.engine.contract import StageInput
+from exo_mesh.engine.contract import CUT_POSITIONS, StageInput
 from tools.architectures.drafting import check_drafts
 from tools.architectures.outcome import Outcome
 from tools.architectures.torch_families import NUM_LAYERS

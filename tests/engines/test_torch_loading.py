@@ -16,12 +16,12 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
-from exo_mesh_torch.kv import COUNTED_STATES, SLACK
+from exo_mesh_torch.kv import SLACK
 from exo_mesh_torch.provider import find_compute
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import LoadRequest, ModelSurvey, StageEngine, StageInput
+from exo_mesh.engine.contract import COUNTED_STATES, LoadRequest, ModelSurvey, StageEngine, StageInput
 from exo_mesh.errors import InputError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json

@@ -13,12 +13,11 @@ pytest.importorskip("transformers")
 import torch
 from exo_mesh_torch import provider
 from exo_mesh_torch.caches import ForeignLayer
-from exo_mesh_torch.kv import CUT_POSITIONS
 from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import ANY_POSITION, LoadRequest
+from exo_mesh.engine.contract import ANY_POSITION, CUT_POSITIONS, LoadRequest
 from exo_mesh.errors import ModelError
 from tools.architectures.check import check
 from tools.architectures.pages import TORCH as PAGE
